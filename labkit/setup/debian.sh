@@ -7,20 +7,20 @@ set -eu
 policy=/usr/sbin/policy-rc.d
 mark='labkit set-up: starts no service while packages are installed'
 
+installed() { [ "$(dpkg-query -W -f '${db:Status-Status}' "$1" 2>/dev/null)" = installed ]; }
 fresh=
-for unit in rabbitmq-server.service epmd.service epmd.socket; do
-    [ -e "/lib/systemd/system/$unit" ] || fresh="$fresh $unit"
-done
+installed rabbitmq-server || fresh="$fresh rabbitmq-server.service"
+installed erlang-base || fresh="$fresh epmd.service epmd.socket"
 
 leave() {
     code=$?
     trap '' INT TERM HUP
     if grep -qs "$mark" "$policy"; then rm -f "$policy"; fi
-    if [ -d /run/systemd/system ]; then systemctl daemon-reload || :; fi
     for unit in $fresh; do
         [ -e "/lib/systemd/system/$unit" ] || continue
-        deb-systemd-helper disable "$unit" >/dev/null || :
-        if [ -d /run/systemd/system ]; then systemctl stop "$unit" || :; fi
+        update-rc.d "${unit%.*}" disable 2>/dev/null || : # where there is no systemd
+        if command -v systemctl >/dev/null; then systemctl --quiet disable "$unit" || :; fi
+        if [ -d /run/systemd/system ]; then systemctl --quiet stop "$unit" || :; fi
     done
     exit $code
 }
@@ -35,6 +35,6 @@ if [ ! -e "$policy" ] && [ ! -L "$policy" ]; then
 fi
 
 export DEBIAN_FRONTEND=noninteractive
-dpkg --configure -a # what an earlier, interrupted installation left half-way
+dpkg --configure -a || : # what an earlier, interrupted installation left half-way; apt-get tells what remains
 apt-get update || echo 'The package lists could not be renewed; trying with those that are here.'
 apt-get install -y --no-install-recommends -o DPkg::Lock::Timeout=300 "$@"

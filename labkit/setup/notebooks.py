@@ -47,7 +47,7 @@ def execute(path: Path) -> bool:
     from nbclient.exceptions import CellExecutionError, CellTimeoutError, DeadKernelError
     before = path.read_text(encoding="utf-8")
     notebook = nbformat.reads(before, as_version=4)
-    client = NotebookClient(notebook, timeout=CELL_TIMEOUT_S, kernel_name="python3", record_timing=False,
+    client = NotebookClient(notebook, timeout=CELL_TIMEOUT_S, kernel_name="python3", record_timing=False, extra_arguments=["--log-level=ERROR"],
                             resources={"metadata": {"path": str(path.parent)}})
     cell = {"index": None}
     client.on_cell_execute = lambda cell_index, **_: cell.update(index=cell_index)

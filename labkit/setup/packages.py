@@ -40,7 +40,8 @@ def ensure(yes: bool, broker: bool = True) -> None:
         _debian(venv + server, yes)
     elif shutil.which("brew") and server:
         _ask("rabbitmq (Homebrew)", yes, "brew install rabbitmq")
-        run("Installing RabbitMQ by Homebrew", ["brew", "install", "rabbitmq"], environment.setup_log(), now="brew doctor")
+        run("Installing RabbitMQ by Homebrew", ["brew", "install", "rabbitmq"], environment.setup_log(), at_its_pace=True,
+            now="brew doctor")
     elif venv:
         raise SetupError("This Python cannot make an environment: its module ensurepip is missing.",
                          "the system packages it apart", "install it, or use a Python from python.org")
@@ -72,7 +73,7 @@ def _debian(packages: list[str], yes: bool) -> None:
     if not root:
         _let_sudo_ask(command)
     run(f"Installing {', '.join(packages)}", [*([] if root else ["sudo", "-n"]), "sh", DEBIAN_SCRIPT, *packages],
-        environment.setup_log(), now=f"sudo apt-get update && {command}")
+        environment.setup_log(), at_its_pace=True, now=f"sudo apt-get update && {command}")
 
 
 def _ask(what: str, yes: bool, command: str) -> None:

@@ -13,8 +13,8 @@ from pathlib import Path
 
 from labkit.setup import SetupError
 
-LIVE_S = 0.2   #: between two drawings of the live line
-PLAIN_S = 15   #: between two plain lines in a log
+LIVE_S = 0.2  #: between two drawings of the live line
+PLAIN_S = 15  #: between two plain lines in a log
 
 
 def say(text: str = "") -> None:
@@ -25,8 +25,11 @@ def say(text: str = "") -> None:
         pass
 
 
-def run(what: str, command: list, log: Path, *, now: str = "", env: dict | None = None, pass_fds=()) -> None:
+def run(what: str, command: list, log: Path, *, now: str = "", env: dict | None = None, pass_fds=(),
+        at_its_pace: bool = False) -> None:
     """Run `command` under the title `what`, its output appended to `log`.
+
+    When we are interrupted the command is told to end; with `at_its_pace` only waited for, as befits a package manager.
 
     Raises SetupError with the last lines of the output, and `now` as the next step, when it ends with another code than 0.
     """
@@ -35,7 +38,7 @@ def run(what: str, command: list, log: Path, *, now: str = "", env: dict | None 
         begin = output.tell()
         child = subprocess.Popen([str(part) for part in command], stdin=subprocess.DEVNULL, stdout=output,
                                  stderr=subprocess.STDOUT, env=env, pass_fds=pass_fds)
-    with ended(child):
+    with _ended(child, at_its_pace):
         while (code := _wait(child, line.every_s)) is None:
             line.show(_last(log, begin))
     if code:
@@ -44,22 +47,6 @@ def run(what: str, command: list, log: Path, *, now: str = "", env: dict | None 
         raise SetupError(f"{what} failed (exit code {code}). Its last lines:\n{said}",
                          f"the lines above name it; the whole output is in {log}", now)
     line.end("done")
-
-
-@contextmanager
-def ended(child: subprocess.Popen, patience_s: float = 20):
-    """Leave no child behind: whatever interrupts the block, the child is told to end and waited for."""
-    try:
-        yield child
-    finally:
-        if child.poll() is None:
-            try:
-                child.terminate()
-            except PermissionError:  # sudo runs as root; it passes a terminal's Ctrl-C on by itself
-                child.wait()
-            if _wait(child, patience_s) is None:
-                child.kill()
-                child.wait()
 
 
 def span(seconds: float) -> str:
@@ -98,6 +85,20 @@ class _Line:
             sys.stdout.flush()
         except OSError:
             pass
+
+
+@contextmanager
+def _ended(child: subprocess.Popen, at_its_pace: bool):
+    """Leave no child behind, whatever interrupts the block."""
+    try:
+        yield
+    except BaseException:
+        if child.poll() is None and at_its_pace:
+            say("\nInterrupted; waiting until no package is left half-way …")
+        elif child.poll() is None:
+            child.terminate()
+        child.wait()
+        raise
 
 
 def _wait(child: subprocess.Popen, seconds: float) -> int | None:
