@@ -1,0 +1,82 @@
+"""The logical message: its identities, its JSON form on the wire, and the sample messages of the chapters."""
+
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from labkit.errors import PlanError
+
+#: header that tells which of the published copies this is, 1-based; ours, because the broker owns `x-…`
+POSITION_HEADER = "labkit-position"
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """One task, whatever number of times it is delivered.
+
+    effect_key:      the business effect that it asks for, such as "invoice-7:reminder"
+    message_id:      the logical message, the same over every attempt; made from the effect key if left out
+    sequence_key:    the entity whose order matters, with `sequence_number`; None where order does not matter
+    schema:          name and version of the payload
+    payload:         JSON values only
+    correlation_id:  joins the hops of one business case; the message id if left out
+    """
+
+    effect_key: str
+    message_id: str = ""
+    sequence_key: str | None = None
+    sequence_number: int | None = None
+    schema: str = "reminder.v1"
+    payload: Mapping[str, Any] = field(default_factory=dict)
+    correlation_id: str = ""
+
+    def __post_init__(self):
+        if not isinstance(self.effect_key, str) or not self.effect_key:
+            raise PlanError("A message needs an effect_key.", f"it is {self.effect_key!r}, not a text that names the effect",
+                            'Write Message("invoice-7:reminder").')
+        object.__setattr__(self, "message_id", self.message_id or f"message-for-{self.effect_key}")
+        object.__setattr__(self, "correlation_id", self.correlation_id or self.message_id)
+        try:
+            self.body()
+        except (TypeError, ValueError) as error:
+            raise PlanError(f"The payload of {self.message_id} cannot be written as JSON.", str(error),
+                            "Use texts, numbers, booleans, None, lists and dictionaries with text keys.") from None
+
+    def body(self) -> bytes:
+        """Returns the JSON body; the ids travel in the AMQP properties."""
+        return json.dumps({"effect_key": self.effect_key, "sequence_key": self.sequence_key,
+                           "sequence_number": self.sequence_number, "schema": self.schema,
+                           "payload": dict(self.payload)}, allow_nan=False).encode()
+
+    @classmethod
+    def from_wire(cls, body: bytes, message_id: str | None, correlation_id: str | None) -> "Message":
+        """Reads a delivered body. Raises ValueError when it is not the JSON of a message; evaluates nothing."""
+        try:
+            data = json.loads(body)
+            return cls(data["effect_key"], message_id or "", data.get("sequence_key"), data.get("sequence_number"),
+                       data.get("schema", ""), data.get("payload") or {}, correlation_id or "")
+        except (UnicodeDecodeError, json.JSONDecodeError, KeyError, TypeError, AttributeError, PlanError) as error:
+            raise ValueError(f"the body is not the JSON of a message: {error}") from None
+
+    def as_dict(self) -> dict[str, Any]:
+        """Returns all fields, for a saved run."""
+        return {name: getattr(self, name) for name in self.__slots__} | {"payload": dict(self.payload)}
+
+
+def reminders(count: int) -> list[Message]:
+    """Returns `count` reminders to pay, with effect keys "invoice-1:reminder" and up."""
+    return [Message(f"invoice-{n}:reminder", f"reminder-{n}", payload={"invoice": n, "letter": "please pay"})
+            for n in range(1, count + 1)]
+
+
+def shipments(count: int) -> list[Message]:
+    """Returns `count` orders to ship, with effect keys "order-1:shipment" and up."""
+    return [Message(f"order-{n}:shipment", f"shipment-{n}", schema="shipment.v1", payload={"order": n, "parcels": 1})
+            for n in range(1, count + 1)]
+
+
+def status_events(key: str, numbers: Iterable[int]) -> list[Message]:
+    """Returns one numbered status change of the entity `key` for each number, in the given order."""
+    return [Message(f"{key}:status-{n}", f"{key}-status-{n}", sequence_key=key, sequence_number=n,
+                    schema="status.v1", payload={"number": n}) for n in numbers]

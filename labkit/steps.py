@@ -1,0 +1,101 @@
+"""The steps: everything a handler does to the outside world, each by one name, through one gate.
+
+Step names are declared here and nowhere else. The gate writes the trace, and asks the supervisor wherever a fault is
+planned (or, in a stepped run, everywhere); what happens then is the supervisor's decision.
+"""
+
+from collections.abc import Callable, Collection
+from typing import Any
+
+#: step name -> what passing it means
+STEPS: dict[str, str] = {}
+
+
+def _step(name: str, meaning: str) -> str:
+    STEPS[name] = meaning
+    return name
+
+
+RECEIVE = _step("receive", "the delivery is written to the ledger's delivery log, and the handler is entered")
+LEDGER_FIND = _step("ledger.find", "the ledger is asked for an effect by its key")
+LEDGER_RECORD = _step("ledger.record", "an effect is written, with nothing against a second one")
+LEDGER_RECORD_ONCE = _step("ledger.record_once", "an effect is written together with its unique key, or found to be a duplicate")
+LEDGER_BEGIN = _step("ledger.begin", "a transaction of the ledger is opened")
+LEDGER_COMMIT = _step("ledger.commit", "the transaction is made durable, all of it at once")
+LEDGER_ROLLBACK = _step("ledger.rollback", "the transaction is undone, all of it at once")
+LEDGER_REMEMBER = _step("ledger.remember", "the message id is written to the inbox of this consumer")
+LEDGER_EXECUTE = _step("ledger.execute", "a statement of the learner's own runs in the ledger's database")
+ACK = _step("ack", "the broker is told that the delivery is done with")
+NACK = _step("nack", "the broker is told that the delivery failed, and may be asked to give it again")
+REJECT = _step("reject", "the broker is told that the delivery is refused, and may be asked to give it again")
+
+#: what the trace tells beside the steps -> its meaning; nothing can be planned to happen at these
+NOTES: dict[str, str] = {
+    "started": "a worker process began to consume",
+    "returned": "the handler returned",
+    "raised": "the handler raised an error",
+    "fenced": "a round trip on the channel: the broker has handled everything sent before",
+    "channel.closed": "the broker closed the channel",
+    "cancelled": "the broker cancelled the consumer",
+    "connection.lost": "the worker's connection to the broker ended",
+    "published": "the broker confirmed the message",
+    "killed": "the worker process ended by signal 9",
+    "exited": "the worker process ended by itself",
+    "stopped": "the worker process was frozen by signal 19 (SIGSTOP)",
+    "continued": "the worker process was let go on (SIGCONT)",
+    "ack.dropped": "the relay read the ack, passed nothing on and cut the connection",
+    "dead-lettered": "the broker moved the message to the dead-letter queue",
+}
+
+BEFORE, AFTER, FAILED, NOTE = "before", "after", "failed", "note"
+PHASES = (BEFORE, AFTER, FAILED, NOTE)
+NAMES = (*STEPS, *NOTES)
+
+
+class Gate:
+    """The one gate of a worker: `with gate.step(name, delivery) as passage:` is passed before and after the body.
+
+    write(name, phase, delivery, detail) stores the event; ask(name, phase, delivery, detail) puts it to the
+    supervisor and returns when the worker may go on (or does not return, or raises the planned error).
+    armed holds the (name, phase) pairs to ask about; None asks about every one, for a stepped run.
+    """
+
+    def __init__(self, write: Callable, ask: Callable, armed: Collection[tuple[str, str]] | None):
+        self._write, self._ask, self._armed = write, ask, armed
+
+    def step(self, name: str, delivery: Any, **detail: Any) -> "Passage":
+        """Returns the passage of one step; `detail` holds JSON values for the trace."""
+        return Passage(self, name, delivery, detail)
+
+    def note(self, name: str, delivery: Any, **detail: Any) -> None:
+        """Writes something that is not a step to the trace."""
+        self._write(name, NOTE, delivery, detail)
+
+    def watches(self, name: str, phase: str) -> bool:
+        """Tells whether the supervisor is asked at this gate."""
+        return self._armed is None or (name, phase) in self._armed
+
+    def _pass(self, name: str, phase: str, delivery: Any, detail: dict) -> None:
+        self._write(name, phase, delivery, detail)
+        if self.watches(name, phase):
+            self._ask(name, phase, delivery, detail)
+
+
+class Passage:
+    """One step under way. Put what the step came to into `outcome`; it is written after the step."""
+
+    __slots__ = ("_gate", "_name", "_delivery", "_detail", "outcome")
+
+    def __init__(self, gate: Gate, name: str, delivery: Any, detail: dict):
+        self._gate, self._name, self._delivery, self._detail, self.outcome = gate, name, delivery, detail, None
+
+    def __enter__(self) -> "Passage":
+        self._gate._pass(self._name, BEFORE, self._delivery, self._detail)
+        return self
+
+    def __exit__(self, kind, error, traceback) -> None:
+        if error is None:
+            detail = self._detail if self.outcome is None else {**self._detail, "outcome": self.outcome}
+            self._gate._pass(self._name, AFTER, self._delivery, detail)
+        else:
+            self._gate._write(self._name, FAILED, self._delivery, {**self._detail, "error": f"{kind.__name__}: {error}"})

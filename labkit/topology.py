@@ -1,0 +1,51 @@
+"""Every queue name, every declaration, and the one way to connect. Pure functions; nothing here remembers anything."""
+
+from typing import Any
+
+import pika
+
+#: a queue of a run is removed by its run; on a broker that outlives the kernel, this removes what a killed kernel left
+EXPIRES_MS = 30 * 60 * 1000
+#: far above any `max_deliveries`: with a limit, a quorum queue returns messages to its front on every version
+FAR_LIMIT = 1000
+
+
+def connect(address: dict[str, Any]) -> pika.BlockingConnection:
+    """Connects a worker to the broker; `address` holds what `pika.ConnectionParameters` takes, and the credentials."""
+    return pika.BlockingConnection(parameters(address))
+
+
+def parameters(address: dict[str, Any]) -> pika.ConnectionParameters:
+    """Returns pika's parameters for an address as it goes over the private line: plain values only."""
+    values = dict(address)
+    credentials = pika.PlainCredentials(values.pop("username"), values.pop("password"), erase_on_connect=False)
+    if values.pop("tls", False):
+        import ssl
+        values["ssl_options"] = pika.SSLOptions(ssl.create_default_context(), values.get("server_hostname", values["host"]))
+    values.pop("server_hostname", None)
+    return pika.ConnectionParameters(credentials=credentials, **values)
+
+
+def work_queue(prefix: str, run: int) -> str:
+    """Returns the name of a run's work queue."""
+    return f"{prefix}.{run}.work"
+
+
+def dead_queue(prefix: str, run: int) -> str:
+    """Returns the name of a run's dead-letter queue."""
+    return f"{prefix}.{run}.dead"
+
+
+def work_arguments(queue_type: str, dead: str | None, delivery_limit: int | None) -> dict[str, Any]:
+    """Returns the arguments of a work queue; the default exchange routes to `dead`, the queue of that name."""
+    arguments: dict[str, Any] = {"x-queue-type": queue_type, "x-expires": EXPIRES_MS}
+    if dead:
+        arguments |= {"x-dead-letter-exchange": "", "x-dead-letter-routing-key": dead}
+    if queue_type == "quorum":
+        arguments["x-delivery-limit"] = FAR_LIMIT if delivery_limit is None else delivery_limit
+    return arguments
+
+
+def dead_arguments() -> dict[str, Any]:
+    """Returns the arguments of a dead-letter queue: it keeps, and nothing takes out of it by itself."""
+    return {"x-queue-type": "classic", "x-expires": EXPIRES_MS}

@@ -1,0 +1,110 @@
+"""The trace: what happened, as plain data. A worker writes it to mapped memory; the supervisor reads it while it grows.
+
+Writing costs a copy into a mapped file, no system call, and what was written survives a SIGKILL of the writer. A record
+is `length u32 | time u64 ns | name u16 | phase u8 | delivery u32 | detail, JSON or empty`; its length is stored last, so
+that a record cut short by the kill is not there. Records do not straddle pages of CHUNK bytes.
+"""
+
+import json
+import mmap
+import os
+import struct
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from labkit.steps import NAMES, PHASES
+
+CHUNK = 1 << 18                                       # a multiple of every system's page size
+_LENGTH = struct.Struct("<I")
+_HEAD = struct.Struct("<QHBI")
+_NEXT_CHUNK = 0xFFFFFFFF
+_NAME_CODE = {name: code for code, name in enumerate(NAMES)}
+_PHASE_CODE = {phase: code for code, phase in enumerate(PHASES)}
+_MAX_DETAIL = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """One thing that happened.
+
+    at_ms:      milliseconds since the run began
+    lane:       "broker", "supervisor" or "worker 1" and up
+    name:       a step of `steps.STEPS`, or a note of `steps.NOTES`
+    phase:      "before", "after" or "failed" for a step, "note" for the rest
+    message_id, effect_key, position, attempt, tag: of the delivery or message, None where there is none;
+                position is the 1-based place among the published messages
+    detail:     JSON values, such as {"outcome": "duplicate"}
+    """
+
+    at_ms: float
+    lane: str
+    name: str
+    phase: str
+    message_id: str | None = None
+    effect_key: str | None = None
+    position: int | None = None
+    attempt: int | None = None
+    tag: int | None = None
+    detail: dict[str, Any] = field(default_factory=dict)
+
+
+class Writer:
+    """Appends records to an open, empty file that the reader holds too."""
+
+    def __init__(self, fd: int):
+        self._fd, self._end = fd, 0
+        self._next_chunk()
+
+    def write(self, name: str, phase: str, delivery: int, detail: dict[str, Any]) -> None:
+        """Stores one record; `delivery` is the number of the delivery within this worker, 0 for none."""
+        tail = _detail_bytes(detail) if detail else b""
+        size = _HEAD.size + len(tail)
+        if self._at + 4 + size + 4 > CHUNK:           # 4 more for the mark that sends the reader on
+            _LENGTH.pack_into(self._map, self._at, _NEXT_CHUNK)
+            self._next_chunk()
+        at = self._at
+        _HEAD.pack_into(self._map, at + 4, time.monotonic_ns(), _NAME_CODE[name], _PHASE_CODE[phase], delivery)
+        if tail:
+            self._map[at + 4 + _HEAD.size:at + 4 + size] = tail
+        _LENGTH.pack_into(self._map, at, size)
+        self._at = at + 4 + size
+
+    def _next_chunk(self) -> None:
+        os.ftruncate(self._fd, self._end + CHUNK)
+        self._map = mmap.mmap(self._fd, CHUNK, offset=self._end)
+        self._end, self._at = self._end + CHUNK, 0
+
+
+class Reader:
+    """Reads records in order, as far as they are written; may be asked again."""
+
+    def __init__(self, fd: int):
+        self._fd, self._start, self._at, self._map = fd, 0, 0, None
+
+    def read(self) -> Iterator[tuple[int, str, str, int, dict[str, Any]]]:
+        """Yields (time in ns, name, phase, delivery number, detail) of each record that was not read yet."""
+        while self._mapped():
+            size, = _LENGTH.unpack_from(self._map, self._at)
+            if size == 0:
+                return
+            if size == _NEXT_CHUNK:
+                self._start, self._at, self._map = self._start + CHUNK, 0, None
+                continue
+            ns, name, phase, delivery = _HEAD.unpack_from(self._map, self._at + 4)
+            tail = self._map[self._at + 4 + _HEAD.size:self._at + 4 + size]
+            self._at += 4 + size
+            yield ns, NAMES[name], PHASES[phase], delivery, json.loads(tail) if tail else {}
+
+    def _mapped(self) -> bool:
+        if self._map is None and os.fstat(self._fd).st_size >= self._start + CHUNK:
+            self._map = mmap.mmap(self._fd, CHUNK, offset=self._start, access=mmap.ACCESS_READ)
+        return self._map is not None
+
+
+def _detail_bytes(detail: dict[str, Any]) -> bytes:
+    tail = json.dumps(detail, default=str).encode()
+    if len(tail) <= _MAX_DETAIL:
+        return tail
+    return json.dumps({"truncated": tail[:_MAX_DETAIL // 2].decode(errors="replace")}).encode()

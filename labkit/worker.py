@@ -1,0 +1,220 @@
+"""The worker process: connects, waits for a run's job, consumes, calls the handler; killed in the middle of any of it.
+
+Forked from the fork server. One thread consumes; a second one only reads the supervisor's line, because the first may
+be inside pika or inside the handler. If the line ends, the supervisor is gone, and so is the worker.
+"""
+
+import collections
+import faulthandler
+import os
+import pickle
+import queue
+import signal
+import socket
+import sys
+import threading
+from typing import Any
+
+import cloudpickle  # noqa: F401  (the fork server loads it once for all workers; pickle needs it to load handlers)
+import pika
+
+from labkit import link, steps
+from labkit.delivery import BROKEN, Delivery
+from labkit.ledger import Ledger
+from labkit.message import POSITION_HEADER, Message
+from labkit.origin import learner_frames
+from labkit.shop import Shop
+from labkit.topology import connect
+from labkit.trace import Writer
+
+
+def main(line_fd: int, trace_fd: int) -> None:
+    """Runs one worker process to its end; the process's standard output is already the supervisor's pipe."""
+    faulthandler.register(signal.SIGUSR1, file=sys.stderr, all_threads=True)
+    Worker(socket.socket(fileno=line_fd), Writer(trace_fd)).run()
+
+
+class Worker:
+    """What one worker process knows."""
+
+    def __init__(self, line: socket.socket, trace: Writer):
+        self._line, self._trace = line, trace
+        self._answers: queue.SimpleQueue = queue.SimpleQueue()
+        self._jobs: queue.SimpleQueue = queue.SimpleQueue()
+        self._stopping = False
+        self._connection = self._channel = None
+        self._inbox: collections.deque = collections.deque()
+        self._current: Delivery | None = None
+        self._count = 0
+        self._private_fds: set[int] = set()
+        os.register_at_fork(after_in_child=self._let_go)
+
+    def run(self) -> None:
+        decoder = link.Decoder()
+        (hello, _), *rest = link.receive(self._line, decoder) or [(None, b"")]
+        if hello is None:
+            return
+        self._address = hello
+        threading.Thread(target=self._listen, args=(decoder, rest), daemon=True).start()
+        try:
+            self._connect()
+            self._tell(t="ready")
+            while self._jobs.empty() and not self._stopping:
+                self._connection.process_data_events(time_limit=None)
+        except BROKEN as error:
+            self._tell(t="unreachable", error=repr(error))
+            return
+        if not self._stopping:
+            self._work(*self._jobs.get())
+
+    def _work(self, job: dict[str, Any], blob: bytes) -> None:
+        self._job = job
+        self._gate = steps.Gate(self._write, self._ask, None if job["armed"] is None else {tuple(pair) for pair in job["armed"]})
+        os.chdir(job["folder"])
+        sys.path[:] = job["path"]
+        try:
+            self._handler = pickle.loads(blob)        # from the learner's kernel, over the private line
+        except Exception as error:
+            self._tell(t="unusable", error=f"{type(error).__name__}: {error}")
+            return
+        self._ledger = Ledger(job["ledger"], self._gate, lambda: self._current, job["consumer"], job["busy_ms"])
+        self._shop = Shop(self._ledger)
+        while not self._stopping:
+            try:
+                self._subscribe()
+                self._consume()
+            except pika.exceptions.ChannelClosedByBroker as error:
+                self._gate.note("channel.closed", None, code=error.reply_code, text=error.reply_text)
+            except BROKEN as error:
+                self._gate.note("connection.lost", None, error=type(error).__name__)
+                try:
+                    self._connect()
+                except BROKEN as error:
+                    self._tell(t="unreachable", error=repr(error))
+                    return
+        self._fence_and_leave()
+
+    def _connect(self) -> None:
+        before = set(os.listdir("/dev/fd"))
+        self._connection = connect(self._address)
+        self._private_fds = {int(fd) for fd in set(os.listdir("/dev/fd")) - before} | {self._line.fileno()}
+        self._channel = self._connection.channel()
+
+    def _subscribe(self) -> None:
+        if not self._channel.is_open:
+            self._channel = self._connection.channel()
+        self._inbox.clear()
+        automatic = self._job["automatic"]
+        self._channel.add_on_cancel_callback(lambda _: self._gate.note("cancelled", None))
+        if not automatic:
+            self._channel.basic_qos(prefetch_count=self._job["prefetch"])
+        self._channel.basic_consume(self._job["queue"], lambda *delivery: self._inbox.append(delivery), auto_ack=automatic)
+        self._gate.note("started", None)
+
+    def _consume(self) -> None:
+        channel = self._channel
+        while len(self._inbox) < self._job["fill"] and not self._stopping:
+            self._connection.process_data_events(time_limit=None)
+        self._job["fill"] = 0
+        while not self._stopping and channel.is_open and channel.consumer_tags:
+            if not self._inbox:
+                self._tell(t="idle")
+                self._connection.process_data_events(time_limit=None)
+            else:
+                self._handle(*self._inbox.popleft())
+        if channel.is_open and not self._stopping:
+            channel.close()                           # cancelled by the broker: what it holds goes back to the queue
+
+    def _handle(self, channel, method, properties, body: bytes) -> None:
+        self._count += 1
+        position = (properties.headers or {}).get(POSITION_HEADER)
+        try:
+            message = Message.from_wire(body, properties.message_id, properties.correlation_id)
+        except ValueError as error:
+            message, unreadable = Message("(unreadable)", properties.message_id or ""), error
+        else:
+            unreadable = None
+        delivery = self._current = Delivery(self._count, message, position, method.delivery_tag, method.redelivered,
+                                            channel, self._gate, settled=self._job["automatic"])
+        try:
+            with self._gate.step(steps.RECEIVE, delivery, message_id=message.message_id, effect_key=message.effect_key,
+                                 position=position, tag=delivery.tag, redelivered=delivery.redelivered) as passage:
+                delivery.attempt = passage.outcome = self._ledger.log_delivery(message.message_id, message.effect_key, self._job["worker"])
+            if unreadable:
+                raise unreadable
+            self._handler(delivery, self._shop)
+            self._gate.note("returned", delivery)
+        except Exception as error:
+            self._gate.note("raised", delivery, error=f"{type(error).__name__}: {error}", frames=learner_frames(error.__traceback__))
+            if not delivery.settled and self._channel.is_open:
+                delivery.reject(requeue=False)
+        except SystemExit as error:
+            self._gate.note("raised", delivery, error=f"SystemExit: {error}", frames=learner_frames(error.__traceback__))
+            self._fence_and_leave()
+        finally:
+            self._current = None
+
+    def _fence_and_leave(self) -> None:
+        """Ends the process once the broker has handled the acks that were sent; the broker takes back what was not."""
+        try:
+            if self._channel.is_open:
+                self._channel.basic_qos(prefetch_count=0)
+        except BROKEN:
+            pass
+        sys.stdout.flush()
+        os._exit(0)
+
+    def _write(self, name: str, phase: str, delivery: Delivery | None, detail: dict[str, Any]) -> None:
+        self._trace.write(name, phase, delivery.number if delivery else 0, detail)
+
+    def _ask(self, name: str, phase: str, delivery: Delivery | None, detail: dict[str, Any]) -> None:
+        self._tell(t="gate", step=name, phase=phase, position=delivery and delivery.position,
+                   message_id=delivery and delivery.message.message_id, attempt=delivery and delivery.attempt,
+                   tag=delivery and delivery.tag, channel=delivery and delivery.channel.channel_number)
+        while True:
+            answer, blob = self._answers.get()
+            match answer["do"]:
+                case "go":
+                    return
+                case "raise":
+                    raise pickle.loads(blob)
+                case "fence":
+                    try:
+                        (delivery.fence if delivery else self._connection.process_data_events)()
+                    except BROKEN:
+                        pass
+                    self._tell(t="fenced")
+                case "lose":
+                    delivery.fence_next = True
+                    return
+
+    def _tell(self, **frame: Any) -> None:
+        try:
+            self._line.sendall(link.encode(frame))
+        except OSError:
+            os._exit(1)                               # the supervisor is gone
+
+    def _listen(self, decoder: link.Decoder, frames: list) -> None:
+        while True:
+            for frame, blob in frames:
+                match frame["t"]:
+                    case "answer":
+                        self._answers.put((frame, blob))
+                        continue
+                    case "job":
+                        self._jobs.put((frame, blob))
+                    case "stop":
+                        self._stopping = True
+                try:
+                    self._connection.add_callback_threadsafe(lambda: None)
+                except (AttributeError, *BROKEN):     # not connected now: the loop looks at the flags by itself
+                    pass
+            if not (frames := link.receive(self._line, decoder)):
+                os.kill(0, signal.SIGKILL)            # the whole group, with whatever the handler started
+
+    def _let_go(self) -> None:
+        """In a child that the handler forks: keeps nothing that would hold this worker's connection open."""
+        nowhere = os.open(os.devnull, os.O_RDWR)
+        for fd in self._private_fds:
+            os.dup2(nowhere, fd, inheritable=False)
+        os.close(nowhere)
