@@ -1,0 +1,169 @@
+"""The lab's own connection to the broker: declare, publish with pipelined confirms, count, take dead letters.
+
+Built on pika's asyncio connection, so that every wait has a deadline, even against a broker that does not answer.
+"""
+
+import asyncio
+import logging
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pika
+import pika.exceptions
+from pika.adapters.asyncio_connection import AsyncioConnection
+
+from labkit.errors import BrokerError
+from labkit.message import POSITION_HEADER, Message
+from labkit.topology import parameters
+
+logging.getLogger("pika").setLevel(logging.CRITICAL)  # what goes wrong is told by our own errors
+_BATCH = 500                                          # messages handed to the socket between two looks at the answers
+
+
+class Session:
+    """One connection. Everything here runs on the event loop that opened it."""
+
+    @classmethod
+    async def open(cls, address: dict[str, Any], deadline_s: float = 10) -> "Session":
+        """Connects. Raises BrokerError when that takes longer than `deadline_s` seconds or is refused."""
+        session, opened = cls(), asyncio.get_running_loop().create_future()
+        session.blocked: str | None = None            # the broker's reason for taking no messages
+        session._calls = _Calls()
+        session.connection = AsyncioConnection(parameters(address), on_open_callback=lambda _: opened.done() or opened.set_result(None),
+                                               on_open_error_callback=lambda _, error: opened.done() or opened.set_exception(_lost(error)),
+                                               on_close_callback=lambda _, error: session._calls.end(error))
+        session.connection.add_on_connection_blocked_callback(lambda _, frame: session._block(frame.method.reason))
+        session.connection.add_on_connection_unblocked_callback(lambda *_: session._block(None))
+        try:
+            async with asyncio.timeout(deadline_s):
+                await opened
+        except TimeoutError:
+            raise BrokerError(f"RabbitMQ did not answer within {deadline_s:g} s.", "it is frozen, or overloaded",
+                              "Run `python3 -m labkit doctor`.") from None
+        return session
+
+    @property
+    def usable(self) -> bool:
+        """Tells whether the connection is open."""
+        return self.connection.is_open
+
+    async def channel(self) -> "Channel":
+        """Opens a channel with publisher confirms."""
+        channel = Channel()
+        channel._pika = await self._calls.make(lambda done: self.connection.channel(on_open_callback=done))
+        channel._pika.add_on_close_callback(lambda _, error: channel._end(error))
+        channel._pika.add_on_return_callback(channel._returned)
+        await channel._calls.make(lambda done: channel._pika.confirm_delivery(channel._confirmed, callback=done))
+        return channel
+
+    def close(self) -> None:
+        """Ends the connection, without waiting for the broker's farewell."""
+        if self.connection.is_open:
+            self.connection.close()
+
+    def _block(self, reason: str | bytes | None) -> None:
+        self.blocked = reason.decode() if isinstance(reason, bytes) else reason
+
+
+class Channel:
+    """One channel: what a single run needs of the broker."""
+
+    def __init__(self):
+        self._pika, self._calls = None, _Calls()
+        self._sequence, self._pending, self._settled = 0, {}, asyncio.Event()
+        self._on_outcome: Callable[[int, str], None] = lambda position, outcome: None
+
+    async def declare(self, queue: str, arguments: dict[str, Any]) -> None:
+        """Declares a durable queue."""
+        await self._calls.make(lambda done: self._pika.queue_declare(queue, durable=True, arguments=arguments, callback=done))
+
+    async def count(self, queue: str) -> tuple[int, int]:
+        """Returns (ready messages, consumers). Ready is only to be trusted when there are no consumers."""
+        frame = await self._calls.make(lambda done: self._pika.queue_declare(queue, passive=True, callback=done))
+        return frame.method.message_count, frame.method.consumer_count
+
+    async def publish(self, queue: str, messages: Sequence[tuple[int, Message]], on_outcome: Callable[[int, str], None]) -> None:
+        """Publishes (position, message) pairs, persistent and mandatory, and returns when each has its outcome.
+
+        on_outcome(position, "confirmed" | "nacked" | "returned") is called for each.
+        """
+        self._on_outcome = on_outcome
+        for start in range(0, len(messages), _BATCH):
+            for position, message in messages[start:start + _BATCH]:
+                self._sequence += 1
+                self._pending[self._sequence] = position
+                self._pika.basic_publish("", queue, message.body(), pika.BasicProperties(
+                    content_type="application/json", delivery_mode=pika.DeliveryMode.Persistent, message_id=message.message_id,
+                    correlation_id=message.correlation_id, headers={POSITION_HEADER: position}), mandatory=True)
+            while len(self._pending) > (4 * _BATCH if start + _BATCH < len(messages) else 0):
+                self._settled.clear()
+                self._calls.check()
+                await self._settled.wait()
+
+    async def consume(self, queue: str, on_message: Callable[[str, int | None, dict], None]) -> None:
+        """Takes everything that comes into `queue`; on_message(message id, position, headers)."""
+        def take(_, __, properties, ___):
+            headers = properties.headers or {}
+            on_message(properties.message_id, headers.get(POSITION_HEADER), headers)
+        await self._calls.make(lambda done: self._pika.basic_consume(queue, take, auto_ack=True, callback=done))
+
+    def delete(self, *queues: str) -> None:
+        """Removes the queues and closes the channel, without waiting."""
+        if self._pika.is_open:
+            for queue in queues:
+                self._pika.queue_delete(queue)
+            self._pika.close()
+
+    def _confirmed(self, frame) -> None:
+        last, outcome = frame.method.delivery_tag, "confirmed" if isinstance(frame.method, pika.spec.Basic.Ack) else "nacked"
+        while self._pending and (tag := next(iter(self._pending)) if frame.method.multiple else last) <= last:
+            if (position := self._pending.pop(tag, None)) is not None:
+                self._on_outcome(position, outcome)
+            if not frame.method.multiple:
+                break
+        self._settled.set()
+
+    def _returned(self, _, __, properties, ___) -> None:
+        position = (properties.headers or {}).get(POSITION_HEADER)
+        self._pending = {tag: p for tag, p in self._pending.items() if p != position}
+        self._on_outcome(position, "returned")
+
+    def _end(self, error: BaseException) -> None:
+        self._calls.end(error)
+        self._settled.set()
+
+
+class _Calls:
+    """The requests under way on a connection or channel, which fail when it ends."""
+
+    def __init__(self):
+        self._waiting: set[asyncio.Future] = set()
+        self._ended: BaseException | None = None
+
+    async def make(self, send: Callable[[Callable], Any]) -> Any:
+        """Sends a request with a callback for its answer, and returns the answer."""
+        self.check()
+        answer = asyncio.get_running_loop().create_future()
+        self._waiting.add(answer)
+        try:
+            send(lambda frame: answer.done() or answer.set_result(frame))
+            return await answer
+        except pika.exceptions.AMQPError as error:
+            raise _lost(error) from None
+        finally:
+            self._waiting.discard(answer)
+
+    def check(self) -> None:
+        """Raises BrokerError when the connection or channel has ended."""
+        if self._ended is not None:
+            raise _lost(self._ended)
+
+    def end(self, error: BaseException) -> None:
+        self._ended = error
+        for answer in self._waiting:
+            answer.done() or answer.set_exception(_lost(error))
+
+
+def _lost(error: BaseException | None) -> BrokerError:
+    return BrokerError("The connection to RabbitMQ ended.", f"{type(error).__name__}: {error}" if str(error) else type(error).__name__,
+                       "Run `python3 -m labkit doctor`, then run the cell again.")

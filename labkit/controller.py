@@ -1,0 +1,61 @@
+"""The controller thread: one event loop that owns every connection, worker and run of this kernel.
+
+The notebook's own thread only waits for it, so that an interrupted cell never leaves a connection half used.
+"""
+
+import asyncio
+import threading
+from collections.abc import Coroutine
+from concurrent.futures import Future
+from functools import cache
+from typing import Any
+
+
+@cache
+def loop() -> asyncio.AbstractEventLoop:
+    """Returns the event loop, started the first time that it is asked for."""
+    made = asyncio.new_event_loop()
+    threading.Thread(target=made.run_forever, name="labkit-controller", daemon=True).start()
+    return made
+
+
+class Work:
+    """Something that the controller thread does, while another thread may wait for it."""
+
+    def __init__(self, coroutine: Coroutine):
+        self._result: Future = Future()
+        loop().call_soon_threadsafe(self._start, coroutine)
+
+    def wait(self, grace_s: float = 10) -> Any:
+        """Returns the result. An interrupt cancels the work, waits until it has cleaned up, and goes on as the interrupt."""
+        try:
+            return self._result.result()
+        except KeyboardInterrupt:
+            loop().call_soon_threadsafe(lambda: self._task.cancel())
+            try:
+                self._result.exception(grace_s)
+            except BaseException:
+                pass                                  # how it ended does not matter: it was interrupted
+            raise
+
+    @property
+    def done(self) -> bool:
+        """Tells whether the work is over."""
+        return self._result.done()
+
+    def _start(self, coroutine: Coroutine) -> None:
+        self._task = loop().create_task(coroutine)
+        self._task.add_done_callback(self._finish)
+
+    def _finish(self, task: asyncio.Task) -> None:
+        if task.cancelled():
+            self._result.cancel()
+        elif task.exception():
+            self._result.set_exception(task.exception())
+        else:
+            self._result.set_result(task.result())
+
+
+def carry_out(coroutine: Coroutine) -> Any:
+    """Does the work on the controller thread and returns its result."""
+    return Work(coroutine).wait()

@@ -1,0 +1,175 @@
+"""The result of a run: what was counted, where each effect key stands, and the verdict that follows.
+
+A `Run` holds plain facts (messages, events, effect rows, how it ended) and derives the rest, so that a saved run is
+judged again by the same rules, without a broker.
+"""
+
+import json
+import os
+import pathlib
+import shutil
+from collections import Counter, defaultdict
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from functools import cached_property
+from typing import Any
+
+from labkit import account, steps
+from labkit.account import Account
+from labkit.errors import PlanError
+from labkit.message import Message
+from labkit.trace import Event
+
+#: every status that an effect key can end with -> its rule
+STATUSES = {
+    "once": "one effect, and nothing of it left to be delivered",
+    "duplicated": "more than one effect",
+    "lost": "no effect, and no message or record of it anywhere",
+    "terminal": "no effect, and the message is with a person",
+    "pending": "at most one effect, and a message of it still waiting",
+    "unknown": "the broker or the ledger could not be asked",
+}
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What is known at the end of a run.
+
+    settings:  the arguments of `Lab.run` that shaped it, and "broker", its version
+    planned:   the planned faults in words; fired: how often each of them fired
+    effects:   effect key -> rows in the ledger; None when the ledger could not be asked
+    where:     position -> where the copy ended, as in `account`; None when the broker could not be asked
+    ending:    "over", "deadline", "max_deliveries", "gave up", "stopped" or "unreachable", with `reason` in words
+    printed:   what the handlers printed, cut at a bound; printed_bytes: how much it was
+    """
+
+    settings: Mapping[str, Any]
+    planned: list[str]
+    fired: list[int]
+    effects: dict[str, int] | None
+    where: dict[int, str] | None
+    ending: str
+    reason: str = ""
+    printed: str = ""
+    printed_bytes: int = 0
+    errors: list[str] = field(default_factory=list)
+    misuse: str = ""
+    stuck: str = ""
+
+
+class Run:
+    """One run, over. `verdict` and `why` say what it proves; `counts` and `trail` show it; `plot` draws it."""
+
+    def __init__(self, messages: list[Message], events: list[Event], facts: Facts, ledger: str | os.PathLike | None = None):
+        self.messages, self.events, self.facts, self.ledger = messages, events, facts, ledger
+        if sum(self.counts[status] for status in STATUSES) != self.counts["keys"]:
+            raise AssertionError(f"the statuses do not add up to the keys: {self.counts}")
+
+    @cached_property
+    def statuses(self) -> dict[str, str]:
+        """Effect key -> status, in the order in which the keys were published."""
+        return {key: self._status(key) for key in self._positions}
+
+    @cached_property
+    def counts(self) -> dict[str, int]:
+        """The numbers of this run: messages, deliveries, effects, and how many keys have each status."""
+        effects, tally = self.facts.effects or {}, Counter(self.statuses.values())
+        return {"published": sum(event.name == "published" for event in self.events), "keys": len(self._positions),
+                "deliveries": sum(self.deliveries.values()), "effects": sum(effects.get(key, 0) for key in self._positions),
+                "charges": 0, "stray": sum(n for key, n in effects.items() if key not in self._positions), "retries": 0, "records": 0,
+                "dead_lettered": sum(where == account.DEAD_LETTERED for where in (self.facts.where or {}).values()),
+                **{status: tally[status] for status in STATUSES}}
+
+    @cached_property
+    def deliveries(self) -> dict[str, int]:
+        """Effect key -> handlers entered for it."""
+        found = Counter(event.effect_key for event in self.events if event.name == steps.RECEIVE and event.phase == steps.AFTER)
+        return {key: found[key] for key in self._positions}
+
+    @property
+    def verdict(self) -> str:
+        """"holds", "broken" or "unknown"."""
+        return self._judgement[0]
+
+    @property
+    def why(self) -> str:
+        """The reason for the verdict, in one sentence."""
+        return self._judgement[1]
+
+    @property
+    def evidence(self) -> list[Event]:
+        """The shortest list of events that shows the verdict."""
+        return self._judgement[2]
+
+    def trail(self, effect_key: str) -> "Trail":
+        """Returns every event of one effect key, as a table with a plot."""
+        from labkit.report import Trail
+        if effect_key not in self._positions:
+            raise PlanError(f"No message of this run has the effect key {effect_key!r}.", "a misspelt key",
+                            "The keys are: " + ", ".join(list(self._positions)[:10]) + ".")
+        return Trail(self, effect_key)
+
+    def plot(self, ax=None):
+        """Draws the run: the trail of its most telling key for a few keys, deliveries against effects for many."""
+        from labkit import plots
+        return plots.run(self, ax)
+
+    def save(self, folder: str | os.PathLike) -> pathlib.Path:
+        """Writes the run into a new or empty folder: run.json, events.jsonl and the ledger's database."""
+        folder = pathlib.Path(folder)
+        folder.mkdir(parents=True, exist_ok=True)
+        if any(folder.iterdir()):
+            raise PlanError(f"The folder {folder.name} is not empty.", "a run was saved there before", "Name another folder.")
+        if self.ledger and os.path.exists(self.ledger):
+            shutil.copy(self.ledger, folder / "ledger.db")
+        with open(folder / "events.jsonl", "w") as file:
+            file.writelines(json.dumps(asdict(event)) + "\n" for event in self.events)
+        (folder / "run.json").write_text(json.dumps({"messages": [message.as_dict() for message in self.messages],
+                                                     "facts": asdict(self.facts)}, indent=1))
+        return folder
+
+    @classmethod
+    def load(cls, folder: str | os.PathLike) -> "Run":
+        """Reads a saved run and judges it again; needs no broker."""
+        folder = pathlib.Path(folder)
+        try:
+            data = json.loads((folder / "run.json").read_text())
+            events = [Event(**json.loads(line)) for line in open(folder / "events.jsonl")]
+            facts = data["facts"]
+            facts["where"] = facts["where"] and {int(position): where for position, where in facts["where"].items()}
+            return cls([Message(**message) for message in data["messages"]], events, Facts(**facts), folder / "ledger.db")
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise PlanError(f"There is no saved run in {folder.name}.", f"{type(error).__name__}: {error}",
+                            "Name the folder that was given to `run.save`.") from None
+
+    def __repr__(self) -> str:
+        from labkit import report
+        return report.run_text(self)
+
+    def _repr_html_(self) -> str:
+        from labkit import report
+        return report.run_html(self)
+
+    @cached_property
+    def _positions(self) -> dict[str, list[int]]:
+        positions = defaultdict(list)
+        for position, message in enumerate(self.messages, 1):
+            positions[message.effect_key].append(position)
+        return dict(positions)
+
+    def _status(self, key: str) -> str:
+        if self.facts.effects is None or self.facts.where is None:
+            return "unknown"
+        effects, where = self.facts.effects.get(key, 0), {self.facts.where.get(p) for p in self._positions[key]}
+        if effects > 1:
+            return "duplicated"
+        if where & {account.WAITING, account.HELD, account.REJECTED}:
+            return "pending"
+        if effects == 1:
+            return "once"
+        return "terminal" if account.DEAD_LETTERED in where else "lost"
+
+    @cached_property
+    def _judgement(self) -> tuple[str, str, list[Event]]:
+        from labkit.verdict import judge
+        return judge(self)

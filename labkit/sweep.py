@@ -1,0 +1,82 @@
+"""The sweep: one run for each crash point, before and after each step, side by side."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from labkit.faults import Fault
+from labkit.result import STATUSES, Run
+
+_WORST_FIRST = ("duplicated", "lost", "unknown", "pending", "terminal", "once")
+
+
+@dataclass(frozen=True)
+class SweepRow:
+    """One crash point and what came of it. `faults` is empty for the run without a crash."""
+
+    faults: tuple[Fault, ...]
+    run: Run
+
+    @property
+    def point(self) -> str:
+        """The crash point in words: "after ledger.record", or "after ledger.record, then before ack"."""
+        return ", then ".join(f"{fault.phase} {fault.step}" for fault in self.faults) or "no crash"
+
+    @property
+    def status(self) -> str:
+        """The worst status among the keys, or "unknown" when a planned crash did not fire."""
+        if not all(self.run.facts.fired):
+            return "unknown"
+        return next(status for status in _WORST_FIRST if self.run.counts[status])
+
+    @property
+    def deliveries(self) -> int:
+        return self.run.counts["deliveries"]
+
+    @property
+    def effects(self) -> int:
+        return self.run.counts["effects"]
+
+    @property
+    def verdict(self) -> str:
+        return self.run.verdict
+
+
+class Sweep:
+    """All crash points of one handler. The first row is the run without a crash."""
+
+    def __init__(self, name: str, rows: list[SweepRow]):
+        self.name, self.rows = name, rows
+
+    @property
+    def verdict(self) -> str:
+        """"broken" if any row is, else "unknown" if any row is, else "holds"."""
+        verdicts = {row.verdict for row in self.rows}
+        return next(verdict for verdict in ("broken", "unknown", "holds") if verdict in verdicts)
+
+    @property
+    def why(self) -> str:
+        """The reason for the verdict, with the crash point of the first row that shows it."""
+        points = len(self.rows) - 1
+        if self.verdict == "holds":
+            return f"at each of {points} crash points, every effect is accounted for"
+        row = next(row for row in self.rows if row.verdict == self.verdict)
+        bad = sum(row.verdict == self.verdict for row in self.rows[1:])
+        return f"{row.point}: {row.run.why} ({bad} of {points} crash points are {self.verdict})"
+
+    @property
+    def counts(self) -> Mapping[str, int]:
+        """Status -> crash points that end with it."""
+        return {status: sum(row.status == status for row in self.rows[1:]) for status in STATUSES}
+
+    def plot(self, *others: "Sweep", ax=None):
+        """Draws the map: this sweep and the others, a row each; each crash point a cell."""
+        from labkit import plots
+        return plots.sweep_map([self, *others], ax)
+
+    def __repr__(self) -> str:
+        from labkit import report
+        return report.sweep_text(self)
+
+    def _repr_html_(self) -> str:
+        from labkit import report
+        return report.sweep_html(self)
