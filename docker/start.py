@@ -1,32 +1,48 @@
 """Start JupyterLab in the container, as whoever the container runs as, on the mounted checkout."""
 import os
+import secrets
+import socket
 import sys
+import threading
+import time
 from pathlib import Path
 
-from labkit.setup.environment import QUIET
+from jupyterlab import labapp
 
 WORKBOOK = Path("/workbook")
 FIRST_NOTEBOOK = "notebooks/00_start_here.ipynb"
+PORT = 8888  #: of the container; compose publishes it on loopback only, as LABKIT_JUPYTER_PORT
 
 
 def main() -> None:
-    """Become JupyterLab, or say which user the checkout belongs to when its notebooks could not be saved."""
+    """Be JupyterLab, and print its address as the learner's browser sees it when it answers."""
     if not os.access(WORKBOOK / "notebooks", os.W_OK):
-        owner = WORKBOOK.stat()
-        sys.exit(f"The notebooks could not be saved: the checkout belongs to user {owner.st_uid}, and this is user {os.geteuid()}.\n"
-                 f"What now: LABKIT_UID={owner.st_uid} LABKIT_GID={owner.st_gid} docker compose up")
-    settings = Path.home() / ".jupyter" / "labconfig" / "default_setting_overrides.json"
-    settings.parent.mkdir(parents=True, exist_ok=True)
-    settings.write_text(QUIET)
-    address = f"http://127.0.0.1:{os.environ['LABKIT_JUPYTER_PORT']}/lab/tree/{FIRST_NOTEBOOK}"
-    os.execvp("jupyter", [
-        "jupyter", "lab", "--no-browser", "--log-level=WARN",
-        "--ServerApp.ip=0.0.0.0", "--ServerApp.port=8888", "--ServerApp.port_retries=0",  # the container's; compose publishes it on loopback
-        "--ServerApp.allow_remote_access=False",  # so it answers to the names of loopback only, as outside a container
-        "--ServerApp.allow_root=True",  # with rootless Docker the container's root is the learner
-        f"--ServerApp.root_dir={WORKBOOK}", f"--LabApp.default_url=/lab/tree/{FIRST_NOTEBOOK}",
-        f"--ServerApp.custom_display_url={address}", "--ServerApp.no_browser_open_file=True",
+        sys.exit(_not_writable(WORKBOOK.stat()))
+    os.environ["JUPYTER_TOKEN"] = token = secrets.token_hex(24)
+    address = f"http://127.0.0.1:{os.environ['LABKIT_JUPYTER_PORT']}/lab/tree/{FIRST_NOTEBOOK}?token={token}"
+    threading.Thread(target=_tell, args=[address], daemon=True).start()
+    labapp.main([
+        "--no-browser", "--log-level=WARN", f"--ServerApp.root_dir={WORKBOOK}",
+        "--ServerApp.ip=0.0.0.0", f"--ServerApp.port={PORT}", "--ServerApp.port_retries=0",
+        "--ServerApp.allow_remote_access=False",  # a page elsewhere cannot reach it through a name that it made up
+        "--allow-root",  # only with LABKIT_UID=0: with rootless Docker the container's root is the learner
     ])
+
+
+def _tell(address: str) -> None:
+    while True:  # as long as JupyterLab lives
+        try:
+            socket.create_connection(("127.0.0.1", PORT)).close()
+            break
+        except ConnectionRefusedError:
+            time.sleep(0.1)
+    print(f"JupyterLab is ready at the address in the next line. Ctrl-C ends it, and RabbitMQ with it.\n{address}", flush=True)
+
+
+def _not_writable(checkout: os.stat_result) -> str:
+    return (f"The notebooks could not be saved.\n"
+            f"Likely cause: the checkout belongs to user {checkout.st_uid}, and this is user {os.geteuid()}.\n"
+            f"What now: LABKIT_UID={checkout.st_uid} LABKIT_GID={checkout.st_gid} docker compose up")
 
 
 if __name__ == "__main__":
