@@ -51,7 +51,7 @@ def _start(port: int | None, browser: bool, log: Path) -> subprocess.Popen:
     if os.geteuid() == 0:
         arguments.append("--allow-root")
     environ = {**os.environ, "JUPYTER_PREFER_ENV_PATH": "1", "JUPYTER_TOKEN_FILE": str(_token_file())}
-    with open(log, "wb", opener=_private) as output:  # a session of its own: Ctrl-C is for us, who then end it in order
+    with open(log, "wb") as output:  # a session of its own: Ctrl-C is for us, who then end it in order
         return subprocess.Popen([sys.executable, "-m", "labkit.setup.jupyter", *arguments], cwd=ROOT, env=environ,
                                 stdin=subprocess.PIPE, stdout=output, stderr=subprocess.STDOUT, start_new_session=True)
 
