@@ -48,9 +48,13 @@ class Account:
             case "dead-lettered", _:
                 self.move(event.position, DEAD_LETTERED)
             case ("channel.closed" | "cancelled" | "connection.lost" | "killed" | "exited"), _:
-                for position in self.held.pop(event.lane, {}).values():
-                    if self.where[position] == HELD:
-                        self.move(position, WAITING)
+                self.release(event.lane)
+
+    def release(self, lane: str) -> None:
+        """Notes that the broker has back whatever this lane held unanswered."""
+        for position in self.held.pop(lane, {}).values():
+            if self.where[position] == HELD:
+                self.move(position, WAITING)
 
     def _settle(self, event: Event) -> None:
         held = self.held[event.lane]

@@ -49,7 +49,7 @@ class Session:
 
     async def channel(self) -> "Channel":
         """Opens a channel with publisher confirms."""
-        channel = Channel()
+        channel = Channel(self)
         channel._pika = await self._calls.make(lambda done: self.connection.channel(on_open_callback=done))
         channel._pika.add_on_close_callback(lambda _, error: channel._end(error))
         channel._pika.add_on_return_callback(channel._returned)
@@ -68,10 +68,16 @@ class Session:
 class Channel:
     """One channel: what a single run needs of the broker."""
 
-    def __init__(self):
-        self._pika, self._calls = None, _Calls()
+    def __init__(self, session: Session):
+        self._session, self._pika, self._calls = session, None, _Calls()
+        self.on_end: Callable[[BrokerError], None] = lambda error: None
         self._sequence, self._pending, self._settled = 0, {}, asyncio.Event()
         self._on_outcome: Callable[[int, str], None] = lambda position, outcome: None
+
+    @property
+    def blocked(self) -> str | None:
+        """The broker's reason for taking no messages now, or None."""
+        return self._session.blocked
 
     async def declare(self, queue: str, arguments: dict[str, Any]) -> None:
         """Declares a durable queue."""
@@ -131,6 +137,8 @@ class Channel:
     def _end(self, error: BaseException) -> None:
         self._calls.end(error)
         self._settled.set()
+        if not isinstance(error, (pika.exceptions.ChannelClosedByClient, pika.exceptions.ConnectionClosedByClient)):
+            self.on_end(_lost(error))
 
 
 class _Calls:

@@ -2,6 +2,7 @@
 
 import linecache
 import os
+import re
 import sysconfig
 import traceback
 from types import TracebackType
@@ -29,3 +30,10 @@ def tell(frames: list[Frame]) -> str:
     file, line, function = frames[-1]
     source = linecache.getline(file, line).strip()
     return f"in {function}: `{source}`" if source else f"in {function}, line {line}"
+
+
+def from_dump(dump: str) -> str:
+    """Returns the innermost learner's frame of a `faulthandler` dump in words, or ""."""
+    found = re.findall(r'File "(.+?)", line (\d+) in (\S+)', dump)
+    frames = [(file, int(line), function) for file, line, function in found if is_learners(file)]
+    return tell(frames[:1])

@@ -1,0 +1,168 @@
+"""The lab: finds the broker, runs handlers against it, and sweeps their crash points."""
+
+import atexit
+import os
+import pathlib
+import shutil
+import tempfile
+import uuid
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+from labkit import controller, faults as planning, ledger, message as samples, ship
+from labkit.amqp import Session
+from labkit.crew import Crew
+from labkit.errors import PlanError
+from labkit.faults import Fault, crash
+from labkit.live import Live
+from labkit.message import Message
+from labkit.result import Facts, Run
+from labkit.steps import AFTER, BEFORE, STEPS
+from labkit.supervisor import Plan, Supervisor
+from labkit.sweep import Sweep, SweepRow
+
+
+class Lab:
+    """A broker, standby workers and a place for ledgers.
+
+    private:   a RabbitMQ node of its own, which may be killed, instead of the one shared by open notebooks
+    settings:  RabbitMQ application settings of such a node, as {"consumer_timeout": 3000}
+    server:    the rabbitmq-server to start; the installed one if left out
+    quiet:     does not print which broker is used
+    Raises BrokerError when there is no broker to be had.
+    """
+
+    reminders = staticmethod(samples.reminders)
+    shipments = staticmethod(samples.shipments)
+    status_events = staticmethod(samples.status_events)
+
+    def __init__(self, *, private: bool = False, settings: dict[str, Any] | None = None, server: str | None = None, quiet: bool = False):
+        from labkit.broker import find
+        self.broker = find(private=private, settings=settings, server=server)
+        self._address = self.broker.address.wire()
+        self._prefix, self._runs = f"labkit.{uuid.uuid4().hex[:8]}", 0
+        self._folder = pathlib.Path(tempfile.mkdtemp(prefix="labkit-"))
+        ledger.create(self._folder / "empty.db")
+        self._session: Session | None = None
+        self._crew: Crew | None = None
+        controller.carry_out(self._open())
+        atexit.register(self.close)
+        if not quiet:
+            print(self.broker)
+
+    def run(self, handler: Callable, messages: Iterable[Message], *, faults: Sequence[Fault] = (), workers: int = 1, prefetch: int = 1,
+            acknowledge: str = "manual", queue_type: str = "quorum", dead_letter: bool = True, delivery_limit: int | None = None,
+            max_deliveries: int = 20, publish: str = "first", rate: float | None = None, continue_from: Run | None = None,
+            deadline_s: float = 15) -> Run:
+        """Publishes the messages, lets workers handle them under the planned faults, and returns the judged run.
+
+        acknowledge:     "manual", or "automatic" acknowledgement with "auto"
+        delivery_limit:  the broker's own limit of redeliveries, on quorum queues
+        max_deliveries:  the run stops when one message is handed out more often
+        publish:         all messages "first", or "while" the workers run, `rate` messages a second
+        continue_from:   goes on with the ledger of an earlier run
+        deadline_s:      seconds after which the run is ended, and its verdict unknown
+        Raises PlanError, HandlerError or BrokerError; what happens inside the handler is in the run.
+        """
+        return self.start(handler, messages, faults=faults, workers=workers, prefetch=prefetch, acknowledge=acknowledge,
+                          queue_type=queue_type, dead_letter=dead_letter, delivery_limit=delivery_limit, max_deliveries=max_deliveries,
+                          publish=publish, rate=rate, continue_from=continue_from, deadline_s=deadline_s).wait()
+
+    def start(self, handler: Callable, messages: Iterable[Message], **arguments: Any) -> Live:
+        """Begins the same run and returns at once; takes the arguments of `run`."""
+        plan = self._plan(handler, messages, **arguments)
+        return Live(plan, self._supervise(plan))
+
+    def sweep(self, handler: Callable, messages: Iterable[Message], depth: int = 1, **arguments: Any) -> Sweep:
+        """Runs without a crash to find the steps, then once for each crash point: before and after each step.
+
+        depth=2 kills a second time, at each step that only the recovery takes.
+        """
+        messages = list(messages)
+        rows = [SweepRow((), self.run(handler, messages, **arguments))]
+        known = _steps_of(rows[0].run, attempt=1)
+        for first in (where(step) for step in known for where in (crash.before, crash.after)):
+            rows.append(SweepRow((first,), self.run(handler, messages, faults=[first], **arguments)))
+            if depth > 1:
+                for step in _steps_of(rows[-1].run, attempt=2):
+                    if step not in known:
+                        for second in (crash.before(step, attempt=2), crash.after(step, attempt=2)):
+                            rows.append(SweepRow((first, second), self.run(handler, messages, faults=[first, second], **arguments)))
+        return Sweep(ship.name_of(handler), rows)
+
+    def show(self, verb: str) -> "Plain":
+        """Shows what a labkit verb is in plain pika or SQL."""
+        from labkit.plain import Plain
+        return Plain(verb)
+
+    def close(self) -> None:
+        """Ends the workers and gives the broker back; safe to call twice."""
+        atexit.unregister(self.close)
+        if self._crew:
+            self._crew.close()
+            self._crew = None
+            if self._session:
+                controller.loop().call_soon_threadsafe(self._session.close)
+            shutil.rmtree(self._folder, ignore_errors=True)
+            self.broker.release()
+
+    def __enter__(self) -> "Lab":
+        return self
+
+    def __exit__(self, *_: Any) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"<Lab on {self.broker}>"
+
+    async def _open(self) -> None:
+        self._crew = Crew(self._address)
+        self._session = await Session.open(self._address)
+        self._crew.refill()
+
+    async def _supervise(self, plan: Plan):
+        if not self._session.usable:
+            self._session = await Session.open(self._address)
+        self._runs += 1
+        return Supervisor(plan, self._crew, await self._session.channel(), self._address, self._prefix, self._runs)
+
+    def _plan(self, handler: Callable, messages: Iterable[Message], *, faults: Sequence[Fault] = (), workers: int = 1, prefetch: int = 1,
+              acknowledge: str = "manual", queue_type: str = "quorum", dead_letter: bool = True, delivery_limit: int | None = None,
+              max_deliveries: int = 20, publish: str = "first", rate: float | None = None, continue_from: Run | None = None,
+              deadline_s: float = 15) -> Plan:
+        if self._crew is None:
+            raise PlanError("This lab is closed.", "`lab.close()` was called", "Make a new one: lab = Lab().")
+        messages, faults = list(messages), tuple(faults)
+        _one_of("acknowledge", acknowledge, "manual", "auto")
+        _one_of("queue_type", queue_type, "quorum", "classic")
+        _one_of("publish", publish, "first", "while")
+        for name, value in (("workers", workers), ("prefetch", prefetch), ("max_deliveries", max_deliveries), ("deadline_s", deadline_s)):
+            if not isinstance(value, (int, float)) or value <= 0:
+                raise PlanError(f"{name} is {value!r}.", "it must be a positive number", f"Leave it out, or write {name}=1.")
+        for kind, given in ((Message, messages), (Fault, faults)):
+            for value in given:
+                if not isinstance(value, kind):
+                    raise PlanError(f"{value!r} is not a {kind.__name__}.", "something else was put into the list",
+                                    "Use lab.reminders(5) or Message(…)." if kind is Message else 'Use crash.after("ledger.record") or its like.')
+        for fault in faults:
+            if isinstance(fault.message, int) and fault.message > len(messages):
+                raise PlanError(f"{fault} is planned for message {fault.message}.", f"only {len(messages)} are published", "Name a smaller number.")
+        blob = ship.pack(handler)
+        path = self._folder / f"ledger-{uuid.uuid4().hex[:8]}.db"
+        shutil.copyfile(continue_from.ledger if continue_from else self._folder / "empty.db", path)
+        settings = {"handler": ship.name_of(handler), "workers": workers, "prefetch": prefetch, "acknowledge": acknowledge,
+                    "queue_type": queue_type, "dead_letter": dead_letter, "delivery_limit": delivery_limit, "max_deliveries": max_deliveries,
+                    "publish": publish, "broker": self.broker.version}
+        return Plan(blob, messages, faults, workers, prefetch, acknowledge == "auto", queue_type, dead_letter, delivery_limit, max_deliveries,
+                    publish == "while", rate, deadline_s, os.fspath(path), settings)
+
+
+def _steps_of(run: Run, attempt: int) -> list[str]:
+    """Returns the steps that handlers took at this attempt, in the order of their first passing."""
+    return list(dict.fromkeys(event.name for event in run.events if event.name in STEPS and event.phase == BEFORE
+                              and (event.attempt or attempt) == attempt))
+
+
+def _one_of(name: str, value: Any, *choices: str) -> None:
+    if value not in choices:
+        raise PlanError(f"{name} is {value!r}.", "it is none of " + ", ".join(map(repr, choices)), f"Write {name}={choices[0]!r}.")

@@ -1,0 +1,57 @@
+"""A run that is under way: it can be looked at, hurt, stopped and waited for."""
+
+from collections.abc import Coroutine
+from dataclasses import replace
+
+from labkit import controller, ledger
+from labkit.result import Facts, Run
+from labkit.supervisor import Plan, Supervisor
+
+
+class Live:
+    """What `Lab.start` returns. Its methods may be called from any thread."""
+
+    def __init__(self, plan: Plan, supervisor: Coroutine):
+        self._plan, self._supervisor, self._run = plan, None, None
+        self._work = controller.Work(self._carry_out(supervisor))
+
+    @property
+    def done(self) -> bool:
+        """Tells whether the run is over."""
+        return self._work.done
+
+    def wait(self) -> Run:
+        """Returns the judged run when it is over. An interrupt stops the run and cleans up."""
+        return self._work.wait()
+
+    def kill(self, worker: int = 1) -> None:
+        """Kills a worker process by SIGKILL; the supervisor replaces it."""
+        controller.loop().call_soon_threadsafe(lambda: self._supervisor and self._supervisor.kill(worker))
+
+    def stop(self) -> None:
+        """Ends the run where it stands; its verdict is then unknown, unless it is broken already."""
+        controller.loop().call_soon_threadsafe(lambda: self._supervisor and self._supervisor.stop())
+
+    @property
+    def counts(self) -> dict[str, int]:
+        """The counts so far, as in `Run.counts`; a key whose message is still on its way counts as pending."""
+        return self._so_far().counts
+
+    def __repr__(self) -> str:
+        return repr(self.wait()) if self.done else f"<a run under way: {self._so_far().counts}>"
+
+    async def _carry_out(self, supervisor: Coroutine) -> Run:
+        self._supervisor = await supervisor
+        facts = await self._supervisor.carry_out()
+        return self._judged(self._supervisor.events, facts)
+
+    def _so_far(self) -> Run:
+        supervisor = self._supervisor
+        where = dict(supervisor.account.where) if supervisor else {}
+        fired = list(supervisor.fired) if supervisor else []
+        return self._judged(list(supervisor.events) if supervisor else [],
+                            Facts(self._plan.settings, [str(fault) for fault in self._plan.faults], fired, None, where, "stopped", "the run is under way"))
+
+    def _judged(self, events: list, facts: Facts) -> Run:
+        effects = ledger.count_effects(self._plan.ledger)
+        return Run(self._plan.messages, events, replace(facts, effects=effects), self._plan.ledger)

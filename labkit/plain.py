@@ -1,0 +1,29 @@
+"""What each labkit verb is in plain pika or SQL, so that what is learned here works elsewhere."""
+
+from labkit import ledger
+from labkit.errors import PlanError
+
+_PLAIN = {
+    "ack": ("pika", "channel.basic_ack(method.delivery_tag)"),
+    "nack": ("pika", "channel.basic_nack(method.delivery_tag, requeue=True)"),
+    "reject": ("pika", "channel.basic_reject(method.delivery_tag, requeue=False)"),
+    "receive": ("pika, then SQL", "channel.basic_qos(prefetch_count=1)\nchannel.basic_consume(queue, on_message, auto_ack=False)\n\n" + ledger.LOG_DELIVERY.strip()),
+    "ledger.record": ("SQL", ledger.RECORD),
+    "ledger.record_once": ("SQL", f"BEGIN IMMEDIATE;\n{ledger.CLAIM_KEY};\n-- one row changed: the key is new\n{ledger.RECORD};\nCOMMIT;"),
+    "ledger.find": ("SQL", ledger.FIND),
+    "ledger.remember": ("SQL", ledger.REMEMBER),
+    "ledger.transaction": ("SQL", "BEGIN IMMEDIATE;\n-- your statements\nCOMMIT;  -- or ROLLBACK;"),
+}
+
+
+class Plain:
+    """One verb in plain words; shows as text and as HTML."""
+
+    def __init__(self, verb: str):
+        if verb not in _PLAIN:
+            raise PlanError(f"There is nothing to show for {verb!r}.", "it is not a verb of labkit", "Try one of: " + ", ".join(_PLAIN) + ".")
+        self.verb = verb
+        self.language, self.text = _PLAIN[verb]
+
+    def __repr__(self) -> str:
+        return f"{self.verb} in plain {self.language}:\n\n{self.text}"

@@ -1,0 +1,61 @@
+"""Shipping a handler to the workers: by value, from the learner's own kernel, or a clear word about why it cannot be."""
+
+import functools
+import sys
+import sysconfig
+from collections.abc import Callable
+from typing import Any
+
+import cloudpickle
+
+from labkit.errors import HandlerError
+
+_LIBRARIES = tuple(sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib"))
+
+
+def pack(handler: Callable) -> bytes:
+    """Returns the handler as bytes. Raises HandlerError that names the variable which cannot go along."""
+    if not callable(handler):
+        raise HandlerError(f"The handler is {handler!r}, which cannot be called.", "a value was given where a function is expected",
+                           "Write `def handler(delivery, shop): …` and give its name, without brackets.")
+    module = sys.modules.get(getattr(_function(handler), "__module__", None) or "")
+    by_value = module is not None and module.__name__ != "__main__" and not (getattr(module, "__file__", None) or "/").startswith(_LIBRARIES) \
+        and hasattr(module, "__file__")
+    if by_value:
+        cloudpickle.register_pickle_by_value(module)
+    try:
+        return cloudpickle.dumps(handler)
+    except Exception as error:
+        culprit = _culprit(handler)
+        what = f"it uses {culprit}, which lives in this notebook's process only" if culprit else f"{type(error).__name__}: {error}"
+        raise HandlerError(f"The handler {name_of(handler)!r} cannot be sent to a worker process.", what,
+                           "Make what it needs inside the handler, or pass plain values.") from None
+    finally:
+        if by_value:
+            cloudpickle.unregister_pickle_by_value(module)
+
+
+def name_of(handler: Callable) -> str:
+    """Returns the name that a learner knows the handler by."""
+    return getattr(_function(handler), "__name__", type(handler).__name__)
+
+
+def _function(handler: Callable) -> Any:
+    while isinstance(handler, functools.partial):
+        handler = handler.func
+    return handler if hasattr(handler, "__name__") else type(handler)
+
+
+def _culprit(handler: Callable) -> str | None:
+    function = _function(handler)
+    code = getattr(function, "__code__", None)
+    if code is None:
+        return None
+    candidates = {name: function.__globals__[name] for name in code.co_names if name in function.__globals__}
+    candidates |= {name: cell.cell_contents for name, cell in zip(code.co_freevars, function.__closure__ or ())}
+    for name, value in candidates.items():
+        try:
+            cloudpickle.dumps(value)
+        except Exception:
+            return f"the variable `{name}` ({type(value).__name__})"
+    return None
