@@ -26,7 +26,9 @@ class Account:
         self.held: dict[str, dict[int, int]] = defaultdict(dict)              # lane -> tag -> position
 
     def move(self, position: int, where: str) -> None:
-        """Notes where a copy is now."""
+        """Notes where a copy is now. Its dead letter may be heard of before the reject that made it: it stays."""
+        if self.where.get(position) == DEAD_LETTERED:
+            return
         self.where[position] = where
         (self.outstanding.add if where in _OUTSTANDING else self.outstanding.discard)(position)
 
@@ -53,7 +55,7 @@ class Account:
     def release(self, lane: str) -> None:
         """Notes that the broker has back whatever this lane held unanswered."""
         for position in self.held.pop(lane, {}).values():
-            if self.where[position] == HELD:
+            if self.where[position] == HELD and not any(position in tags.values() for tags in self.held.values()):
                 self.move(position, WAITING)
 
     def _settle(self, event: Event) -> None:

@@ -113,6 +113,22 @@ class Channel:
             on_message(properties.message_id, headers.get(POSITION_HEADER), headers)
         await self._calls.make(lambda done: self._pika.basic_consume(queue, take, auto_ack=True, callback=done))
 
+    async def drain(self, queue: str, count: int) -> set[int]:
+        """Takes `count` messages out of `queue` and returns their positions."""
+        found: list[int] = []
+        arrived = asyncio.Event()
+
+        def take(_, __, properties, ___):
+            found.append((properties.headers or {}).get(POSITION_HEADER))
+            arrived.set()
+        if count:
+            frame = await self._calls.make(lambda done: self._pika.basic_consume(queue, take, auto_ack=True, callback=done))
+            while len(found) < count:
+                arrived.clear()
+                await arrived.wait()
+            await self._calls.make(lambda done: self._pika.basic_cancel(frame.method.consumer_tag, callback=done))
+        return set(found)
+
     def delete(self, *queues: str) -> None:
         """Removes the queues and closes the channel, without waiting."""
         if self._pika.is_open:

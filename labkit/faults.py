@@ -61,7 +61,7 @@ class Fault:
         """Tells whether a gate being passed is the planned one, leaving aside nth and times."""
         return ((self.step, self.phase) == (passing["step"], passing["phase"])
                 and self.message in (None, passing["position"], passing["message_id"])
-                and self.attempt in (None, passing["attempt"])
+                and (self.attempt is None or passing["attempt"] in (None, self.attempt))       # not known yet before receive
                 and self.worker in (None, passing["worker"]))
 
 

@@ -1,5 +1,6 @@
 """A run that is under way: it can be looked at, hurt, stopped and waited for."""
 
+import sqlite3
 from collections.abc import Coroutine
 from dataclasses import replace
 
@@ -53,5 +54,8 @@ class Live:
                             Facts(self._plan.settings, [str(fault) for fault in self._plan.faults], fired, None, where, "stopped", "the run is under way"))
 
     def _judged(self, events: list, facts: Facts) -> Run:
-        effects = ledger.count_effects(self._plan.ledger)
+        try:
+            effects = ledger.count_effects(self._plan.ledger)
+        except sqlite3.Error:
+            effects = None                            # every status is then unknown
         return Run(self._plan.messages, events, replace(facts, effects=effects), self._plan.ledger)

@@ -84,6 +84,7 @@ class Supervisor:
         self._ending, self._reason, self._stuck, self._misuse = "", "", "", ""
         self._errors: Counter[str] = Counter()
         self._printed, self._printed_bytes = bytearray(), 0
+        self._dump: bytearray | None = None           # what a worker tells about its frames, while it was asked to
         self._deaths = 0
         self._published = self._recount = self._dismissed = False
         self._relay: Relay | None = None
@@ -114,7 +115,6 @@ class Supervisor:
             self._dismissed = True
             for seat in self.seats:
                 if seat.process:
-                    seat.process.on_end = lambda: None
                     seat.process.signal(signal.SIGKILL)
                     seat.process.discard()
             if self._relay:
@@ -207,7 +207,7 @@ class Supervisor:
         seat.firing = None
         process.on_frame = lambda frame: self._hear(seat, frame)
         process.on_print = self._take_print
-        process.on_end = lambda: self._bury(seat)
+        process.on_end = lambda: seat.process is process and self._bury(seat)
         armed = sorted({(fault.step, fault.phase) for fault in self.plan.faults})
         alone = self.plan.automatic and len(self.seats) == 1 and self._published
         process.tell({"t": "job", "queue": self._work, "prefetch": self.plan.prefetch, "automatic": self.plan.automatic, "armed": armed,
@@ -217,10 +217,10 @@ class Supervisor:
             process.on_end()
 
     def _hear(self, seat: Seat, frame: dict[str, Any]) -> None:
-        self._read(seat)
+        self._read()
         match frame["t"]:
             case "idle":
-                seat.idle = True
+                seat.idle = frame["handled"] == len(seat.deliveries)      # else it was sent before a delivery that is known by now
             case "gate":
                 self._at_gate(seat, frame)
             case "fenced":
@@ -233,33 +233,40 @@ class Supervisor:
                 self._end("stopped", "the handler could not be loaded")
         self._changed.set()
 
-    def _read(self, seat: Seat) -> None:
-        for ns, name, phase, number, detail in seat.process.trace.read():
-            if name == steps.RECEIVE:
-                about = {field: detail.pop(field) for field in ("message_id", "effect_key", "position", "tag")}
-                about["attempt"] = detail.pop("outcome", None)
-                seat.deliveries[number] = about
-                seat.running, seat.idle = True, False
-            event = Event((ns - self._started_ns) / 1e6, seat.lane, name, phase, **seat.deliveries.get(number, {}), detail=detail)
-            self.events.append(event)
-            self.account.take(event)
-            match name:
-                case "returned":
-                    seat.running = False
-                case "raised":
-                    seat.running = False
-                    place = origin.tell(detail["frames"])
-                    self._errors[f"{detail['error']}" + (f" ({place})" if place else "")] += 1
-                case "channel.closed" if "unknown delivery tag" in detail["text"] and not self._misuse:
-                    self._misuse = ("the handler answered a delivery that its channel did not know any more (a second answer, or a foreign tag), "
-                                    f"and the broker closed the channel: {detail['code']} {detail['text']}")
+    def _read(self) -> None:
+        """Takes what the workers' traces hold by now, all of them in the order of time."""
+        records = [(record, seat) for seat in self.seats if seat.process for record in seat.process.trace.read()]
+        if len(self.seats) > 1:
+            records.sort(key=lambda pair: pair[0][0])
+        for (ns, name, phase, number, detail), seat in records:
+            self._learn(seat, ns, name, phase, number, detail)
         if self.account.most > self.plan.max_deliveries:
             position = max(self.account.deliveries, key=self.account.deliveries.get)
             key = self.plan.messages[position - 1].effect_key
             self._end("max_deliveries", f"{key} was delivered more than {self.plan.max_deliveries} times, so the run was stopped")
 
+    def _learn(self, seat: Seat, ns: int, name: str, phase: str, number: int, detail: dict[str, Any]) -> None:
+        if name == steps.RECEIVE:
+            about = {field: detail.pop(field) for field in ("message_id", "effect_key", "position", "tag")}
+            about["attempt"] = detail.pop("outcome", None)
+            seat.deliveries[number] = about
+            seat.running, seat.idle = True, False
+        event = Event((ns - self._started_ns) / 1e6, seat.lane, name, phase, **seat.deliveries.get(number, {}), detail=detail)
+        self.events.append(event)
+        self.account.take(event)
+        match name:
+            case "returned":
+                seat.running = False
+            case "raised":
+                seat.running = False
+                place = origin.tell(detail["frames"])
+                self._errors[detail["error"] + (f" ({place})" if place else "")] += 1
+            case "channel.closed" if "unknown delivery tag" in detail["text"] and not self._misuse:
+                self._misuse = ("the handler answered a delivery that its channel did not know any more (a second answer, or a foreign tag), "
+                                f"and the broker closed the channel: {detail['code']} {detail['text']}")
+
     def _bury(self, seat: Seat) -> None:
-        self._read(seat)
+        self._read()
         status, seat.running = seat.process.exit_status, False
         if self._dismissed:
             self._changed.set()
@@ -383,19 +390,23 @@ class Supervisor:
             else:
                 seat.process.tell({"t": "stop"})
         try:
-            async with asyncio.timeout(_FAREWELL_S):
-                while any(seat.process.exit_status is None for seat in present):
-                    self._changed.clear()
-                    await self._changed.wait()
+            await self._until_gone(present)
         except TimeoutError:
             for seat in present:
                 seat.process.signal(signal.SIGKILL)
+            await self._until_gone(present)
+        self._read()
         for seat in present:
-            self._read(seat)
             self.account.release(seat.lane)
             seat.process.discard()
             seat.process = None
         self._dismissed = False
+
+    async def _until_gone(self, seats: list[Seat]) -> None:
+        async with asyncio.timeout(_FAREWELL_S):
+            while any(seat.process.exit_status is None for seat in seats):
+                self._changed.clear()
+                await self._changed.wait()
 
     async def _ready(self) -> int:
         """Returns how many messages the work queue holds, now that nobody consumes from it."""
@@ -407,7 +418,7 @@ class Supervisor:
     async def _take_leave(self) -> dict[int, str] | None:
         """Returns where each copy is, or None when the broker cannot be asked."""
         try:
-            async with asyncio.timeout(2 * _FAREWELL_S):
+            async with asyncio.timeout(3 * _FAREWELL_S):
                 await self._dismiss()
                 if self._ending == "unreachable":
                     return None
@@ -424,12 +435,7 @@ class Supervisor:
         if not (ready := await self._ready()) and not outstanding:
             return
         if ready != len(outstanding) or any(self.account.where[position] == REJECTED for position in outstanding):
-            found: set[int] = set()
-            arrived = asyncio.Event()
-            await self._channel.consume(self._work, lambda _, position, __: (found.add(position), arrived.set()))
-            while len(found) < ready:
-                arrived.clear()
-                await arrived.wait()
+            found = await self._channel.drain(self._work, ready)
             for position in list(outstanding - found):
                 self.account.move(position, VANISHED)
             for position in found:
@@ -437,30 +443,29 @@ class Supervisor:
 
     async def _where_they_are(self) -> str:
         """Asks running workers which line they are at, and returns it in words."""
+        self._read()
         for seat in self.seats:
             if seat.running and not seat.hung and seat.process:
-                before = self._printed_bytes
-                keep = len(self._printed)
-                self._changed.clear()
-                seat.process.signal(signal.SIGUSR1)
+                self._dump = bytearray()
+                seat.process.signal(signal.SIGUSR1)   # faulthandler, in the worker, prints where it is
                 try:
                     async with asyncio.timeout(1):
-                        while self._printed_bytes == before:
-                            await self._changed.wait()
+                        while not (told := origin.from_dump(self._dump.decode(errors="replace"))):
                             self._changed.clear()
+                            await self._changed.wait()
+                    return f" while the handler was still running, {told}"
                 except TimeoutError:
-                    continue
-                told = origin.from_dump(self._last_print.decode(errors="replace"))
-                del self._printed[keep:]
-                self._printed_bytes = before
-                if told:
-                    return f" while the handler was still running {told}"
+                    pass
+                finally:
+                    self._dump = None
         return ""
 
     def _take_print(self, data: bytes) -> None:
-        self._last_print = data
-        self._printed_bytes += len(data)
-        self._printed += data[:max(0, _PRINTED_BYTES - len(self._printed))]
+        if self._dump is not None:
+            self._dump += data
+        else:
+            self._printed_bytes += len(data)
+            self._printed += data[:max(0, _PRINTED_BYTES - len(self._printed))]
         self._changed.set()
 
     def _end(self, ending: str, reason: str) -> None:

@@ -118,7 +118,7 @@ class Worker:
         self._job["fill"] = 0
         while not self._stopping and channel.is_open and channel.consumer_tags:
             if not self._inbox:
-                self._tell(t="idle")
+                self._tell(t="idle", handled=self._count)
                 self._connection.process_data_events(time_limit=None)
             else:
                 self._handle(*self._inbox.popleft())
@@ -150,11 +150,11 @@ class Worker:
                 delivery.reject(requeue=False)
         except SystemExit as error:
             self._gate.note("raised", delivery, error=f"SystemExit: {error}", frames=learner_frames(error.__traceback__))
-            self._fence_and_leave()
+            self._fence_and_leave(error.code)
         finally:
             self._current = None
 
-    def _fence_and_leave(self) -> None:
+    def _fence_and_leave(self, code: object = 0) -> None:
         """Ends the process once the broker has handled the acks that were sent; the broker takes back what was not."""
         try:
             if self._channel.is_open:
@@ -162,7 +162,7 @@ class Worker:
         except BROKEN:
             pass
         sys.stdout.flush()
-        os._exit(0)
+        os._exit(code if isinstance(code, int) else int(code is not None))
 
     def _write(self, name: str, phase: str, delivery: Delivery | None, detail: dict[str, Any]) -> None:
         self._trace.write(name, phase, delivery.number if delivery else 0, detail)
