@@ -133,3 +133,8 @@ def test_the_command_line_starts_without_a_package_that_is_not_pythons_own():
             " 'ipywidgets', 'cloudpickle', 'psutil'])); import labkit.setup.commands, labkit.setup.packages, labkit.setup.environment,"
             " labkit.setup.doctor, labkit.setup.clean, labkit.setup.up, labkit.setup.suite")
     assert subprocess.run([sys.executable, "-S", "-c", code], cwd=ROOT).returncode == 0
+
+
+def test_the_readme_tells_every_command():
+    readme = ROOT.joinpath("README.md").read_text()
+    assert [name for name in NAMES if f"python3 -m labkit {name}" not in readme] == []
