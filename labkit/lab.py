@@ -153,7 +153,7 @@ class Lab:
         settings = {"handler": ship.name_of(handler), "workers": workers, "prefetch": prefetch, "acknowledge": acknowledge,
                     "queue_type": queue_type, "dead_letter": dead_letter, "delivery_limit": delivery_limit, "max_deliveries": max_deliveries,
                     "publish": publish, "broker": self.broker.version}
-        return Plan(blob, messages, faults, workers, prefetch, acknowledge == "auto", queue_type, dead_letter, delivery_limit, max_deliveries,
+        return Plan(blob, ship.files(handler), messages, faults, workers, prefetch, acknowledge == "auto", queue_type, dead_letter, delivery_limit, max_deliveries,
                     publish == "while", rate, deadline_s, os.fspath(path), settings)
 
 

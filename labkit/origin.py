@@ -23,17 +23,20 @@ def learner_frames(trace: TracebackType | None) -> list[Frame]:
     return [(f.filename, f.lineno, f.name) for f in traceback.extract_tb(trace, limit=None) if is_learners(f.filename)]
 
 
-def tell(frames: list[Frame]) -> str:
-    """Returns the innermost frame in words, "in remind: `shop.ledger.record(key)`", or "" where there is none."""
+def tell(frames: list[Frame], files: dict[str, str]) -> str:
+    """Returns the innermost frame in words, "in remind: `shop.ledger.record(key)`", or "" where there is none.
+
+    files: function name -> file, for functions that were shipped by value (`ship.files`).
+    """
     if not frames:
         return ""
     file, line, function = frames[-1]
-    source = linecache.getline(file, line).strip()
+    source = linecache.getline(files.get(function, file), line).strip()
     return f"in {function}: `{source}`" if source else f"in {function}, line {line}"
 
 
-def from_dump(dump: str) -> str:
+def from_dump(dump: str, files: dict[str, str]) -> str:
     """Returns the innermost learner's frame of a `faulthandler` dump in words, or ""."""
     found = re.findall(r'File "(.+?)", line (\d+) in (\S+)', dump)
     frames = [(file, int(line), function) for file, line, function in found if is_learners(file)]
-    return tell(frames[:1])
+    return tell(frames[:1], files)

@@ -3,6 +3,7 @@
 import functools
 import sys
 import sysconfig
+import types
 from collections.abc import Callable
 from typing import Any
 
@@ -38,6 +39,22 @@ def pack(handler: Callable) -> bytes:
 def name_of(handler: Callable) -> str:
     """Returns the name that a learner knows the handler by."""
     return getattr(_function(handler), "__name__", type(handler).__name__)
+
+
+def files(handler: Callable) -> dict[str, str]:
+    """Returns function name -> file, of the handler and what it calls by name; cloudpickle leaves the files out."""
+    found: dict[str, str] = {}
+    todo = [_function(handler)]
+    while todo:
+        value = todo.pop()
+        code = getattr(value, "__code__", value if isinstance(value, types.CodeType) else None)
+        if isinstance(value, type):
+            todo += [member for member in vars(value).values() if isinstance(member, types.FunctionType)]
+        elif code is not None and code.co_name not in found:
+            found[code.co_name] = code.co_filename
+            todo += [constant for constant in code.co_consts if isinstance(constant, types.CodeType)]
+            todo += [named for name in code.co_names if isinstance(named := getattr(value, "__globals__", {}).get(name), (types.FunctionType, type))]
+    return found
 
 
 def _function(handler: Callable) -> Any:

@@ -39,6 +39,7 @@ class Plan:
     """What is to be run; the arguments of `Lab.run`, checked."""
 
     handler: bytes
+    files: dict[str, str]
     messages: list[Message]
     faults: tuple[Fault, ...]
     workers: int
@@ -259,7 +260,7 @@ class Supervisor:
                 seat.running = False
             case "raised":
                 seat.running = False
-                place = origin.tell(detail["frames"])
+                place = origin.tell(detail["frames"], self.plan.files)
                 self._errors[detail["error"] + (f" ({place})" if place else "")] += 1
             case "channel.closed" if "unknown delivery tag" in detail["text"] and not self._misuse:
                 self._misuse = ("the handler answered a delivery that its channel did not know any more (a second answer, or a foreign tag), "
@@ -450,7 +451,7 @@ class Supervisor:
                 seat.process.signal(signal.SIGUSR1)   # faulthandler, in the worker, prints where it is
                 try:
                     async with asyncio.timeout(1):
-                        while not (told := origin.from_dump(self._dump.decode(errors="replace"))):
+                        while not (told := origin.from_dump(self._dump.decode(errors="replace"), self.plan.files)):
                             self._changed.clear()
                             await self._changed.wait()
                     return f" while the handler was still running, {told}"
