@@ -79,9 +79,9 @@ class Channel:
         """The broker's reason for taking no messages now, or None."""
         return self._session.blocked
 
-    async def declare(self, queue: str, arguments: dict[str, Any]) -> None:
-        """Declares a durable queue."""
-        await self._calls.make(lambda done: self._pika.queue_declare(queue, durable=True, arguments=arguments, callback=done))
+    def declare(self, queue: str, arguments: dict[str, Any]) -> None:
+        """Declares a durable queue without waiting; a refusal closes the channel, and the next call tells it."""
+        self._calls.send(lambda: self._pika.queue_declare(queue, durable=True, arguments=arguments))
 
     async def count(self, queue: str) -> tuple[int, int]:
         """Returns (ready messages, consumers). Ready is only to be trusted when there are no consumers."""
@@ -98,20 +98,20 @@ class Channel:
             for position, message in messages[start:start + _BATCH]:
                 self._sequence += 1
                 self._pending[self._sequence] = position
-                self._pika.basic_publish("", queue, message.body(), pika.BasicProperties(
+                self._calls.send(lambda: self._pika.basic_publish("", queue, message.body(), pika.BasicProperties(
                     content_type="application/json", delivery_mode=pika.DeliveryMode.Persistent, message_id=message.message_id,
-                    correlation_id=message.correlation_id, headers={POSITION_HEADER: position}), mandatory=True)
+                    correlation_id=message.correlation_id, headers={POSITION_HEADER: position}), mandatory=True))
             while len(self._pending) > (4 * _BATCH if start + _BATCH < len(messages) else 0):
                 self._settled.clear()
                 self._calls.check()
                 await self._settled.wait()
 
-    async def consume(self, queue: str, on_message: Callable[[str, int | None, dict], None]) -> None:
-        """Takes everything that comes into `queue`; on_message(message id, position, headers)."""
+    def consume(self, queue: str, on_message: Callable[[str, int | None, dict], None]) -> None:
+        """Takes everything that comes into `queue`, without waiting; on_message(message id, position, headers)."""
         def take(_, __, properties, ___):
             headers = properties.headers or {}
             on_message(properties.message_id, headers.get(POSITION_HEADER), headers)
-        await self._calls.make(lambda done: self._pika.basic_consume(queue, take, auto_ack=True, callback=done))
+        self._calls.send(lambda: self._pika.basic_consume(queue, take, auto_ack=True))
 
     async def drain(self, queue: str, count: int) -> set[int]:
         """Takes `count` messages out of `queue` and returns their positions."""
@@ -176,6 +176,14 @@ class _Calls:
             raise _lost(error) from None
         finally:
             self._waiting.discard(answer)
+
+    def send(self, send: Callable[[], Any]) -> None:
+        """Sends a request that has no answer."""
+        self.check()
+        try:
+            send()
+        except pika.exceptions.AMQPError as error:
+            raise _lost(error) from None
 
     def check(self) -> None:
         """Raises BrokerError when the connection or channel has ended."""
