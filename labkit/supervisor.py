@@ -141,8 +141,9 @@ class Supervisor:
         self._channel.on_end = self._lose_broker
         if plan.dead_letter:
             self._channel.declare(self._dead, topology.dead_arguments())
-            self._channel.consume(self._dead, self._take_dead_letter)
         self._channel.declare(self._work, topology.work_arguments(plan.queue_type, plan.dead_letter and self._dead, plan.delivery_limit))
+        if plan.dead_letter:
+            self._channel.consume(self._dead, self._take_dead_letter)
         if any(fault.kind == "lose" for fault in plan.faults):
             self._relay = Relay(self._address["host"], self._address["port"])
             self._via = await self._relay.start()
