@@ -29,6 +29,7 @@ class Session:
         session, opened = cls(), asyncio.get_running_loop().create_future()
         session.blocked: str | None = None            # the broker's reason for taking no messages
         session._calls = _Calls()
+        session._free: list[Channel] = []
         session.connection = AsyncioConnection(parameters(address), on_open_callback=lambda _: opened.done() or opened.set_result(None),
                                                on_open_error_callback=lambda _, error: opened.done() or opened.set_exception(_lost(error)),
                                                on_close_callback=lambda _, error: session._calls.end(error))
@@ -48,7 +49,10 @@ class Session:
         return self.connection.is_open
 
     async def channel(self) -> "Channel":
-        """Opens a channel with publisher confirms."""
+        """Returns a channel with publisher confirms: one that an earlier run has given back, or a new one."""
+        while self._free:
+            if (channel := self._free.pop())._pika.is_open:
+                return channel
         channel = Channel(self)
         channel._pika = await self._calls.make(lambda done: self.connection.channel(on_open_callback=done))
         channel._pika.add_on_close_callback(lambda _, error: channel._end(error))
@@ -129,12 +133,17 @@ class Channel:
             await self._calls.make(lambda done: self._pika.basic_cancel(frame.method.consumer_tag, callback=done))
         return set(found)
 
-    def delete(self, *queues: str) -> None:
-        """Removes the queues and closes the channel, without waiting."""
-        if self._pika.is_open:
-            for queue in queues:
-                self._pika.queue_delete(queue)
+    def give_back(self, *queues: str) -> None:
+        """Removes the queues, without waiting, and lets a later run have the channel."""
+        if not self._pika.is_open:
+            return
+        for queue in queues:
+            self._calls.send(lambda: self._pika.queue_delete(queue))
+        self.on_end = lambda error: None
+        if self._pending:                             # confirms may still come that a later run would take for its own
             self._pika.close()
+        else:
+            self._session._free.append(self)
 
     def _confirmed(self, frame) -> None:
         last, outcome = frame.method.delivery_tag, "confirmed" if isinstance(frame.method, pika.spec.Basic.Ack) else "nacked"

@@ -93,23 +93,21 @@ class WorkerProcess:
             os.close(self._output)
 
     def _learn_status(self) -> None:
-        data = os.read(self._status, 100).decode().split()
-        if data and self.pid is None:
-            self.pid = int(data.pop(0))
-        if data:
-            self.exit_status = int(data[0])
+        data = os.read(self._status, 100)
+        words = data.decode().split()
+        if words and self.pid is None:
+            self.pid = int(words.pop(0))
+        if words or not data:                         # no word about the end: the fork server is gone, and so is the worker
+            self.exit_status = int(words[0]) if words else 1
             self._loop.remove_reader(self._status)
             os.close(self._status)
             self.on_end()
-        elif self.pid is None:
-            self._loop.remove_reader(self._status)
-            raise WorkerError("A worker process could not be started.", "the fork server ended", "Restart the kernel.")
 
 
 class ForkServer:
     """The kernel's end of the fork server."""
 
-    def __init__(self):
+    def __init__(self, address: dict[str, Any]):
         self._socket, theirs = socket.socketpair()
         environment = {name: value for name, value in os.environ.items() if name != "LABKIT_AMQP_URL"}
         root = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
@@ -117,6 +115,7 @@ class ForkServer:
         self._process = subprocess.Popen([sys.executable, "-m", "labkit.forkserver", str(theirs.fileno()), str(os.getpid())],
                                          pass_fds=(theirs.fileno(),), env=environment, stdin=subprocess.DEVNULL)
         theirs.close()
+        self._socket.sendall(link.encode(address))
 
     def spawn(self, *fds: int) -> None:
         """Asks for a worker with these four descriptors: line, trace, output, status."""
@@ -135,7 +134,7 @@ class Crew:
     """Standbys that are connected, and the way to get a worker."""
 
     def __init__(self, address: dict[str, Any]):
-        self._server, self._address, self._standbys = ForkServer(), address, []
+        self._server, self._address, self._standbys = ForkServer(address), address, []
 
     def take(self, via: dict[str, Any] | None = None) -> WorkerProcess:
         """Returns a worker process, connected or about to be; through the address `via` where one is given."""

@@ -1,8 +1,8 @@
 """The fork server: one small single-threaded process that has pika loaded and forks workers in milliseconds.
 
-It is exec'd by the kernel (`python -m labkit.forkserver FD`), takes one request a byte over a socket, reaps every worker
-and reports its exit status, kills what a dead worker left in its process group, and ends, with all workers, as soon as
-the kernel is gone.
+It is exec'd by the kernel (`python -m labkit.forkserver FD PID`), is told the broker's address once, then takes one
+request a byte over a socket, reaps every worker and reports its exit status, kills what a dead worker left in its
+process group, and ends, with all workers, as soon as the kernel is gone.
 """
 
 import ctypes
@@ -14,9 +14,10 @@ import signal
 import socket
 import sys
 
-from labkit import worker
+from labkit import link, topology, worker
 
 _PR_SET_PDEATHSIG = 1
+_libc = ctypes.CDLL(None) if sys.platform == "linux" else None
 
 
 def main() -> None:
@@ -29,8 +30,7 @@ def main() -> None:
     wake_write.setblocking(False)
     signal.set_wakeup_fd(wake_write.fileno())
     signal.signal(signal.SIGCHLD, lambda *_: None)
-    gc.collect()
-    gc.freeze()                                       # so that a worker's collector does not copy shared pages
+    _warm_up(requests)
     with selectors.DefaultSelector() as selector:
         selector.register(requests, selectors.EVENT_READ)
         selector.register(wake, selectors.EVENT_READ)
@@ -50,6 +50,18 @@ def main() -> None:
                     return _end(workers)
 
 
+def _warm_up(requests: socket.socket) -> None:
+    """Connects once, so that what pika makes at its first connection is made here and shared by every worker."""
+    (address, _), = link.receive(requests, link.Decoder()) or [(None, b"")]
+    try:
+        topology.connect(address).close()
+    except Exception:
+        pass                                          # a worker will tell it where it can be told
+    gc.collect()
+    gc.freeze()                                       # so that a collection in a worker does not copy shared pages
+    gc.disable()                                      # until the worker has its job
+
+
 def _spawn(fds: list[int], workers: dict[int, int], *mine: socket.socket) -> None:
     line, trace, output, status = fds
     parent = os.getpid()
@@ -62,8 +74,8 @@ def _spawn(fds: list[int], workers: dict[int, int], *mine: socket.socket) -> Non
         return
     try:
         os.setsid()
-        if sys.platform == "linux":
-            ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        if _libc:
+            _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
             if os.getppid() != parent:
                 os._exit(1)
         signal.set_wakeup_fd(-1)

@@ -120,7 +120,7 @@ class Supervisor:
                     seat.process.discard()
             if self._relay:
                 await self._relay.close()
-            self._channel.delete(self._work, self._dead)
+            self._channel.give_back(self._work, *[self._dead] * self.plan.dead_letter)
             self._crew.refill()
 
     def stop(self) -> None:

@@ -6,6 +6,7 @@ be inside pika or inside the handler. If the line ends, the supervisor is gone, 
 
 import collections
 import faulthandler
+import gc
 import os
 import pickle
 import queue
@@ -68,6 +69,7 @@ class Worker:
             self._work(*self._jobs.get())
 
     def _work(self, job: dict[str, Any], blob: bytes) -> None:
+        gc.enable()
         self._job = job
         self._gate = steps.Gate(self._write, self._ask, None if job["armed"] is None else {tuple(pair) for pair in job["armed"]})
         os.chdir(job["folder"])
