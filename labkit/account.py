@@ -4,7 +4,7 @@ A copy is named by its position among the published messages. The supervisor ask
 judgement asks where each one ended. Neither trusts a queue's length before the workers are gone.
 """
 
-from collections import Counter, defaultdict
+from collections import defaultdict
 
 from labkit import steps
 from labkit.trace import Event
@@ -21,8 +21,6 @@ class Account:
         self._automatic, self._dead_letter = automatic, dead_letter
         self.where: dict[int, str] = {}
         self.outstanding: set[int] = set()
-        self.deliveries: Counter[int] = Counter()     # position -> handlers entered
-        self.most = 0                                 # the largest of them
         self.held: dict[str, dict[int, int]] = defaultdict(dict)              # lane -> tag -> position
 
     def move(self, position: int, where: str) -> None:
@@ -41,9 +39,6 @@ class Account:
                 if event.position is not None:
                     self.held[event.lane][event.tag] = event.position
                     self.move(event.position, ACKED if self._automatic else HELD)
-            case steps.RECEIVE, steps.AFTER:
-                self.deliveries[event.position] += 1
-                self.most = max(self.most, self.deliveries[event.position])
             case (steps.ACK | steps.NACK | steps.REJECT), steps.AFTER:
                 if event.detail["outcome"] in ("sent", "handled"):
                     self._settle(event)

@@ -23,7 +23,7 @@ class WorkerProcess:
     """One worker process: its line, its trace, what it prints, and how it ended. Lives on the event loop."""
 
     def __init__(self, server: "ForkServer", address: dict[str, Any]):
-        self.ready = False
+        self.free = False                             # connected, and without a job
         self.pid: int | None = None
         self.exit_status: int | None = None           # as subprocess has it: -9 is a death by signal 9
         self.on_frame: Callable[[dict], None] = self._while_waiting
@@ -43,7 +43,7 @@ class WorkerProcess:
         os.close(output_write)
         os.close(status_write)
         self._loop.add_reader(self._line, self._hear)
-        self._loop.add_reader(self._output, self._read_output)
+        self._loop.add_reader(self._output, self.read_prints)
         self._loop.add_reader(self._status, self._learn_status)
         self.tell(address)
 
@@ -68,9 +68,7 @@ class WorkerProcess:
         self._line.close()
 
     def _while_waiting(self, frame: dict[str, Any]) -> None:
-        self.ready = self.ready or frame["t"] == "ready"
-        if frame["t"] == "unreachable":
-            self.unreachable = frame["error"]
+        self.free = frame["t"] == "free"
 
     def _hear(self) -> None:
         try:
@@ -84,13 +82,19 @@ class WorkerProcess:
         for frame, _ in self._decoder.feed(data):
             self.on_frame(frame)
 
-    def _read_output(self) -> None:
-        data = os.read(self._output, 1 << 16)
-        if data:
-            self.on_print(data)
-        else:
-            self._loop.remove_reader(self._output)
-            os.close(self._output)
+    def read_prints(self) -> None:
+        """Takes what the process has printed by now."""
+        while self._output is not None:
+            try:
+                data = os.read(self._output, 1 << 16)
+            except BlockingIOError:
+                return
+            if data:
+                self.on_print(data)
+            else:
+                self._loop.remove_reader(self._output)
+                os.close(self._output)
+                self._output = None
 
     def _learn_status(self) -> None:
         data = os.read(self._status, 100)
@@ -141,7 +145,16 @@ class Crew:
         if via is not None:
             return WorkerProcess(self._server, {**self._address, **via})
         self._standbys = [standby for standby in self._standbys if standby.exit_status is None]
-        return self._standbys.pop(0) if self._standbys else WorkerProcess(self._server, self._address)
+        for standby in sorted(self._standbys, key=lambda standby: not standby.free):
+            self._standbys.remove(standby)
+            standby.free = False
+            return standby
+        return WorkerProcess(self._server, self._address)
+
+    def give_back(self, process: WorkerProcess) -> None:
+        """Takes back a worker that is free again."""
+        process.on_frame, process.on_print, process.on_end = process._while_waiting, lambda data: None, lambda: None
+        self._standbys.append(process)
 
     def refill(self) -> None:
         """Has standbys made for the next run."""

@@ -52,7 +52,7 @@ def main() -> None:
 
 def _warm_up(requests: socket.socket) -> None:
     """Connects once, so that what pika makes at its first connection is made here and shared by every worker."""
-    (address, _), = link.receive(requests, link.Decoder()) or [(None, b"")]
+    address = link.receive_one(requests)
     try:
         topology.connect(address).close()
     except Exception:
@@ -113,6 +113,7 @@ def _reap(workers: dict[int, int]) -> None:
 
 
 def _end(workers: dict[int, int]) -> None:
+    signal.set_wakeup_fd(-1)
     for pid in workers:
         _kill_group(pid)
 

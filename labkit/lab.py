@@ -9,16 +9,17 @@ import uuid
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-from labkit import controller, faults as planning, ledger, message as samples, ship
+from labkit import controller, ledger, message as samples, ship
 from labkit.amqp import Session
 from labkit.crew import Crew
 from labkit.errors import PlanError
 from labkit.faults import Fault, crash
 from labkit.live import Live
 from labkit.message import Message
-from labkit.result import Facts, Run
-from labkit.steps import AFTER, BEFORE, STEPS
-from labkit.supervisor import Plan, Supervisor
+from labkit.plan import Plan
+from labkit.result import Run
+from labkit.steps import BEFORE, STEPS
+from labkit.supervisor import Supervisor
 from labkit.sweep import Sweep, SweepRow
 
 
@@ -124,37 +125,18 @@ class Lab:
         if not self._session.usable:
             self._session = await Session.open(self._address)
         self._runs += 1
-        return Supervisor(plan, self._crew, await self._session.channel(), self._address, self._prefix, self._runs)
+        return Supervisor(plan, self._crew, await self._session.channel(), self._address, self._prefix, self._runs, self.broker.version)
 
-    def _plan(self, handler: Callable, messages: Iterable[Message], *, faults: Sequence[Fault] = (), workers: int = 1, prefetch: int = 1,
-              acknowledge: str = "manual", queue_type: str = "quorum", dead_letter: bool = True, delivery_limit: int | None = None,
-              max_deliveries: int = 20, publish: str = "first", rate: float | None = None, continue_from: Run | None = None,
-              deadline_s: float = 15) -> Plan:
+    def _plan(self, handler: Callable, messages: Iterable[Message], *, continue_from: Run | None = None, **arguments: Any) -> Plan:
         if self._crew is None:
             raise PlanError("This lab is closed.", "`lab.close()` was called", "Make a new one: lab = Lab().")
-        messages, faults = list(messages), tuple(faults)
-        _one_of("acknowledge", acknowledge, "manual", "auto")
-        _one_of("queue_type", queue_type, "quorum", "classic")
-        _one_of("publish", publish, "first", "while")
-        for name, value in (("workers", workers), ("prefetch", prefetch), ("max_deliveries", max_deliveries), ("deadline_s", deadline_s)):
-            if not isinstance(value, (int, float)) or value <= 0:
-                raise PlanError(f"{name} is {value!r}.", "it must be a positive number", f"Leave it out, or write {name}=1.")
-        for kind, given in ((Message, messages), (Fault, faults)):
-            for value in given:
-                if not isinstance(value, kind):
-                    raise PlanError(f"{value!r} is not a {kind.__name__}.", "something else was put into the list",
-                                    "Use lab.reminders(5) or Message(…)." if kind is Message else 'Use crash.after("ledger.record") or its like.')
-        for fault in faults:
-            if isinstance(fault.message, int) and fault.message > len(messages):
-                raise PlanError(f"{fault} is planned for message {fault.message}.", f"only {len(messages)} are published", "Name a smaller number.")
-        blob = ship.pack(handler)
         path = self._folder / f"ledger-{uuid.uuid4().hex[:8]}.db"
-        shutil.copyfile(continue_from.ledger if continue_from else self._folder / "empty.db", path)
-        settings = {"handler": ship.name_of(handler), "workers": workers, "prefetch": prefetch, "acknowledge": acknowledge,
-                    "queue_type": queue_type, "dead_letter": dead_letter, "delivery_limit": delivery_limit, "max_deliveries": max_deliveries,
-                    "publish": publish, "broker": self.broker.version}
-        return Plan(blob, ship.files(handler), messages, faults, workers, prefetch, acknowledge == "auto", queue_type, dead_letter, delivery_limit, max_deliveries,
-                    publish == "while", rate, deadline_s, os.fspath(path), settings)
+        plan = Plan(handler, messages, os.fspath(path), **arguments)
+        if continue_from:
+            ledger.copy(continue_from.ledger, path)
+        else:
+            shutil.copyfile(self._folder / "empty.db", path)
+        return plan
 
 
 def _steps_of(run: Run, attempt: int) -> list[str]:
@@ -162,7 +144,3 @@ def _steps_of(run: Run, attempt: int) -> list[str]:
     return list(dict.fromkeys(event.name for event in run.events if event.name in STEPS and event.phase == BEFORE
                               and (event.attempt or attempt) == attempt))
 
-
-def _one_of(name: str, value: Any, *choices: str) -> None:
-    if value not in choices:
-        raise PlanError(f"{name} is {value!r}.", "it is none of " + ", ".join(map(repr, choices)), f"Write {name}={choices[0]!r}.")

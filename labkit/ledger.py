@@ -8,7 +8,7 @@ import json
 import os
 import sqlite3
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from typing import Any
 
 from labkit import steps
@@ -56,13 +56,16 @@ def create(path: str | os.PathLike) -> None:
     connection.close()
 
 
+def copy(source: str | os.PathLike, target: str | os.PathLike) -> None:
+    """Copies a ledger as it stands, whether or not its last changes are in the main file yet."""
+    with closing(sqlite3.connect(source)) as old, closing(sqlite3.connect(target)) as new:
+        old.backup(new)
+
+
 def count_effects(path: str | os.PathLike) -> dict[str, int]:
     """Returns the number of effect rows for each effect key. Read-only."""
-    connection = sqlite3.connect(f"file:{path}?mode=ro", uri=True)
-    try:
+    with closing(sqlite3.connect(f"file:{path}?mode=ro", uri=True)) as connection:
         return dict(connection.execute(COUNT_EFFECTS))
-    finally:
-        connection.close()
 
 
 class Ledger:
@@ -129,6 +132,10 @@ class Ledger:
     def log_delivery(self, message_id: str, effect_key: str, worker: int) -> int:
         """Writes one row to the delivery log, before any work, and returns which handing-over this is, 1 the first."""
         return self._db.execute(LOG_DELIVERY, (message_id, effect_key, worker, message_id)).fetchone()[0]
+
+    def close(self) -> None:
+        """Ends the connection to the database."""
+        self._db.close()
 
     def _step(self, name: str, effect_key: str | None, **detail: Any) -> steps.Passage:
         delivery = self._delivery()

@@ -38,6 +38,12 @@ class Decoder:
         return frames
 
 
+def receive_one(sock: socket.socket) -> dict[str, Any]:
+    """Waits for one frame and takes not a byte more, since descriptors may come with the next one."""
+    text, blob = _HEAD.unpack(sock.recv(_HEAD.size, socket.MSG_WAITALL))
+    return json.loads(sock.recv(text + blob, socket.MSG_WAITALL)[:text])
+
+
 def receive(sock: socket.socket, decoder: Decoder) -> list[tuple[dict[str, Any], bytes]]:
     """Waits for at least one frame; returns an empty list when the other side is gone."""
     while data := sock.recv(1 << 16):

@@ -6,7 +6,9 @@ from dataclasses import replace
 
 from labkit import controller, ledger
 from labkit.result import Facts, Run
-from labkit.supervisor import Plan, Supervisor
+from labkit.errors import PlanError
+from labkit.plan import Plan
+from labkit.supervisor import Supervisor
 
 
 class Live:
@@ -27,6 +29,8 @@ class Live:
 
     def kill(self, worker: int = 1) -> None:
         """Kills a worker process by SIGKILL; the supervisor replaces it."""
+        if not 1 <= worker <= self._plan.workers:
+            raise PlanError(f"There is no worker {worker}.", f"this run has {self._plan.workers}", "Name one of them; they are numbered from 1.")
         controller.loop().call_soon_threadsafe(lambda: self._supervisor and self._supervisor.kill(worker))
 
     def stop(self) -> None:
@@ -49,13 +53,13 @@ class Live:
     def _so_far(self) -> Run:
         supervisor = self._supervisor
         where = dict(supervisor.account.where) if supervisor else {}
-        fired = list(supervisor.fired) if supervisor else []
+        fired = list(supervisor.firing.fired) if supervisor else []
         return self._judged(list(supervisor.events) if supervisor else [],
-                            Facts(self._plan.settings, [str(fault) for fault in self._plan.faults], fired, None, where, "stopped", "the run is under way"))
+                            Facts(self._plan.settings(), [str(fault) for fault in self._plan.faults], fired, None, where, "stopped", "the run is under way"))
 
     def _judged(self, events: list, facts: Facts) -> Run:
         try:
             effects = ledger.count_effects(self._plan.ledger)
         except sqlite3.Error:
             effects = None                            # every status is then unknown
-        return Run(self._plan.messages, events, replace(facts, effects=effects), self._plan.ledger)
+        return Run(list(self._plan.messages), events, replace(facts, effects=effects), self._plan.ledger)

@@ -7,14 +7,13 @@ judged again by the same rules, without a broker.
 import json
 import os
 import pathlib
-import shutil
 from collections import Counter, defaultdict
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from typing import Any
 
-from labkit import account, steps
+from labkit import account, ledger, steps
 from labkit.account import Account
 from labkit.errors import PlanError
 from labkit.message import Message
@@ -121,7 +120,7 @@ class Run:
         if any(folder.iterdir()):
             raise PlanError(f"The folder {folder.name} is not empty.", "a run was saved there before", "Name another folder.")
         if self.ledger and os.path.exists(self.ledger):
-            shutil.copy(self.ledger, folder / "ledger.db")
+            ledger.copy(self.ledger, folder / "ledger.db")
         with open(folder / "events.jsonl", "w") as file:
             file.writelines(json.dumps(asdict(event)) + "\n" for event in self.events)
         (folder / "run.json").write_text(json.dumps({"messages": [message.as_dict() for message in self.messages],

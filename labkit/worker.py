@@ -31,8 +31,12 @@ from labkit.trace import Writer
 
 def main(line_fd: int, trace_fd: int) -> None:
     """Runs one worker process to its end; the process's standard output is already the supervisor's pipe."""
+    sys.stdout.reconfigure(line_buffering=True)       # what was printed before a kill is seen
     faulthandler.register(signal.SIGUSR1, file=sys.stderr, all_threads=True)
     Worker(socket.socket(fileno=line_fd), Writer(trace_fd)).run()
+
+
+_CONSUMER = "workbook"                                # whose inbox the ledger remembers messages in
 
 
 class Worker:
@@ -42,7 +46,7 @@ class Worker:
         self._line, self._trace = line, trace
         self._answers: queue.SimpleQueue = queue.SimpleQueue()
         self._jobs: queue.SimpleQueue = queue.SimpleQueue()
-        self._stopping = False
+        self._stopping = self._may_stay = False
         self._connection = self._channel = None
         self._inbox: collections.deque = collections.deque()
         self._current: Delivery | None = None
@@ -59,18 +63,20 @@ class Worker:
         threading.Thread(target=self._listen, args=(decoder, rest), daemon=True).start()
         try:
             self._connect()
-            self._tell(t="ready")
-            while self._jobs.empty() and not self._stopping:
-                self._connection.process_data_events(time_limit=None)
+            while True:
+                self._tell(t="free")
+                while self._jobs.empty():
+                    self._connection.process_data_events(time_limit=None)
+                self._stopping = False
+                self._work(*self._jobs.get())
+                self._channel.close()
+                self._channel = self._connection.channel()
         except BROKEN as error:
             self._tell(t="unreachable", error=repr(error))
-            return
-        if not self._stopping:
-            self._work(*self._jobs.get())
 
     def _work(self, job: dict[str, Any], blob: bytes) -> None:
         gc.enable()
-        self._job = job
+        self._job, self._count, self._left_open = job, 0, False
         self._gate = steps.Gate(self._write, self._ask, None if job["armed"] is None else {tuple(pair) for pair in job["armed"]})
         os.chdir(job["folder"])
         sys.path[:] = job["path"]
@@ -79,7 +85,7 @@ class Worker:
         except Exception as error:
             self._tell(t="unusable", error=f"{type(error).__name__}: {error}")
             return
-        self._ledger = Ledger(job["ledger"], self._gate, lambda: self._current, job["consumer"], job["busy_ms"])
+        self._ledger = Ledger(job["ledger"], self._gate, lambda: self._current, _CONSUMER)
         self._shop = Shop(self._ledger)
         while not self._stopping:
             try:
@@ -89,12 +95,11 @@ class Worker:
                 self._gate.note("channel.closed", None, code=error.reply_code, text=error.reply_text)
             except BROKEN as error:
                 self._gate.note("connection.lost", None, error=type(error).__name__)
-                try:
-                    self._connect()
-                except BROKEN as error:
-                    self._tell(t="unreachable", error=repr(error))
-                    return
-        self._fence_and_leave()
+                self._connect()
+        if not self._may_stay or not self._is_clean():
+            self._fence_and_leave()
+        self._ledger.close()
+        sys.stdout.flush()
 
     def _connect(self) -> None:
         before = set(os.listdir("/dev/fd"))
@@ -142,6 +147,11 @@ class Worker:
             with self._gate.step(steps.RECEIVE, delivery, message_id=message.message_id, effect_key=message.effect_key,
                                  position=position, tag=delivery.tag, redelivered=delivery.redelivered) as passage:
                 delivery.attempt = passage.outcome = self._ledger.log_delivery(message.message_id, message.effect_key, self._job["worker"])
+            if delivery.attempt > self._job["max_deliveries"]:
+                self._tell(t="idle", handled=self._count)         # the supervisor ends the run at what it reads in the trace
+                while not self._stopping:
+                    self._connection.process_data_events(time_limit=None)
+                return
             if unreadable:
                 raise unreadable
             self._handler(delivery, self._shop)
@@ -155,6 +165,15 @@ class Worker:
             self._fence_and_leave(error.code)
         finally:
             self._current = None
+            self._left_open |= not delivery.settled
+
+    def _is_clean(self) -> bool:
+        """Tells whether the handler left nothing behind: no open delivery, no thread, no child process."""
+        try:
+            os.waitpid(-1, os.WNOHANG)
+        except ChildProcessError:
+            return not self._left_open and not self._inbox and threading.active_count() == 2
+        return False
 
     def _fence_and_leave(self, code: object = 0) -> None:
         """Ends the process once the broker has handled the acks that were sent; the broker takes back what was not."""
@@ -206,7 +225,7 @@ class Worker:
                     case "job":
                         self._jobs.put((frame, blob))
                     case "stop":
-                        self._stopping = True
+                        self._may_stay, self._stopping = frame["may_stay"], True
                 try:
                     self._connection.add_callback_threadsafe(lambda: None)
                 except (AttributeError, *BROKEN):     # not connected now: the loop looks at the flags by itself

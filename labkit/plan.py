@@ -1,0 +1,78 @@
+"""The plan of a run: the arguments of `Lab.run`, checked, and with the defaults that are said there."""
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from labkit import ship
+from labkit.errors import PlanError
+from labkit.faults import Fault
+from labkit.message import Message
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What is to be run; see `Lab.run`. `blob` and `files` are the handler as it travels; `ledger` is the database's path."""
+
+    handler: Callable
+    messages: Iterable[Message]
+    ledger: str
+    faults: Sequence[Fault] = ()
+    workers: int = 1
+    prefetch: int = 1
+    acknowledge: str = "manual"
+    queue_type: str = "quorum"
+    dead_letter: bool = True
+    delivery_limit: int | None = None
+    max_deliveries: int = 20
+    publish: str = "first"
+    rate: float | None = None
+    deadline_s: float = 15
+    blob: bytes = field(init=False, repr=False)
+    files: dict[str, str] = field(init=False, repr=False)
+
+    def __post_init__(self):
+        for name in ("messages", "faults"):
+            object.__setattr__(self, name, tuple(getattr(self, name)))
+        _one_of("acknowledge", self.acknowledge, "manual", "auto")
+        _one_of("queue_type", self.queue_type, "quorum", "classic")
+        _one_of("publish", self.publish, "first", "while")
+        for name in ("workers", "prefetch", "max_deliveries"):
+            _positive(name, getattr(self, name), int)
+        for name in ("deadline_s", "rate"):
+            _positive(name, getattr(self, name), (int, float, type(None)) if name == "rate" else (int, float))
+        _only("messages", self.messages, Message, "Use lab.reminders(5) or [Message(…)].")
+        _only("faults", self.faults, Fault, 'Use faults=[crash.after("ledger.record")] or its like.')
+        for fault in self.faults:
+            if isinstance(fault.message, int) and fault.message > len(self.messages):
+                raise PlanError(f"{fault} is planned for message {fault.message}.", f"only {len(self.messages)} are published", "Name a smaller number.")
+            if fault.worker is not None and fault.worker > self.workers:
+                raise PlanError(f"{fault} is planned for worker {fault.worker}.", f"only {self.workers} are started", "Name a smaller number, or start more workers.")
+        object.__setattr__(self, "blob", ship.pack(self.handler))
+        object.__setattr__(self, "files", ship.files(self.handler))
+
+    @property
+    def automatic(self) -> bool:
+        """Tells whether the broker counts a delivery as settled when it is sent."""
+        return self.acknowledge == "auto"
+
+    def settings(self) -> dict[str, Any]:
+        """Returns what shaped the run, as JSON values, for its result."""
+        names = ("workers", "prefetch", "acknowledge", "queue_type", "dead_letter", "delivery_limit", "max_deliveries", "publish")
+        return {"handler": ship.name_of(self.handler), **{name: getattr(self, name) for name in names}}
+
+
+def _one_of(name: str, value: Any, *choices: str) -> None:
+    if value not in choices:
+        raise PlanError(f"{name} is {value!r}.", "it is none of " + ", ".join(map(repr, choices)), f"Write {name}={choices[0]!r}.")
+
+
+def _positive(name: str, value: Any, kinds: Any) -> None:
+    if not isinstance(value, kinds) or isinstance(value, bool) or (value is not None and value <= 0):
+        raise PlanError(f"{name} is {value!r}.", "it must be a positive number", f"Leave it out, or write {name}=1.")
+
+
+def _only(name: str, values: tuple, kind: type, now: str) -> None:
+    for value in values:
+        if not isinstance(value, kind):
+            raise PlanError(f"{name} holds {value!r}, which is not a {kind.__name__}.", "something else was put into the list", now)
