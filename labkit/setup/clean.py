@@ -7,11 +7,13 @@ from labkit.broker import commands
 from labkit.setup import SetupError
 from labkit.setup.progress import say
 
+OURS = ("nodes", "runs", "jupyter.log", "jupyter.token", "setup.log")  #: LABKIT_STATE may name a folder that holds more
+
 
 def clean(yes: bool = False) -> int:
-    """Ask, unless `yes`, and remove everything in the state folder. Returns 0."""
+    """Ask, unless `yes`, and remove what labkit put into the state folder, and nothing else there. Returns 0."""
     state = paths.state()
-    say(f"To be removed: the private RabbitMQ node, its data, and all saved runs, in {state}")
+    say(f"To be removed: the private RabbitMQ node, its data, and all runs kept in {state}")
     if not yes:
         if not (sys.stdin and sys.stdin.isatty()):
             raise SetupError("Nothing was removed.", "there is no terminal to ask on", "add --yes")
@@ -19,6 +21,10 @@ def clean(yes: bool = False) -> int:
             say("Nothing was removed.")
             return 0
     commands.main(["stop"])
-    shutil.rmtree(state)
+    for path in (state / name for name in OURS):
+        if path.is_dir():
+            shutil.rmtree(path)
+        else:
+            path.unlink(missing_ok=True)
     say("Removed.")
     return 0

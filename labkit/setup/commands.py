@@ -44,7 +44,7 @@ def _up(options, _):
 
 def _test(options, rest):
     from labkit.setup import suite
-    _set_up(options.yes, broker=suite.needs_installed_server())
+    _set_up(options.yes, broker=suite.needs_a_broker())
     return suite.test(rest)
 
 

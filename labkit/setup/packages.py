@@ -5,11 +5,12 @@ the learner gets the exact command.
 """
 import os
 import shutil
+import socket
 import subprocess
 import sys
 from pathlib import Path
 
-from labkit.broker import node
+from labkit.broker import Address, finding, node
 from labkit.setup import SetupError, environment
 from labkit.setup.progress import run, say
 
@@ -54,13 +55,23 @@ def ensure(yes: bool, broker: bool = True) -> None:
 def broker_available() -> bool:
     """Say whether a broker can be had without installing anything: a named one, an installed one, or the compose service."""
     named = os.environ.get("LABKIT_AMQP_URL") or os.environ.get("LABKIT_RABBITMQ_SERVER")
-    return bool(named or node.installed())
+    return bool(named or node.installed() or _speaks_amqp(finding.compose_address()))
 
 
 def ways() -> str:
     """The commands that give this very system a RabbitMQ, one a line; the ones that go everywhere where no other is known."""
     known = [command for program, command in COMMANDS.items() if shutil.which(program)]
     return "\n  ".join(["one of these commands, then the same command again:", *(known or [COMMANDS[name] for name in EVERYWHERE])])
+
+
+def _speaks_amqp(address: Address) -> bool:
+    """Say whether a broker answers there. Without pika, which is not here before the environment is."""
+    try:
+        with socket.create_connection((address.host, address.port), timeout=2) as connection:
+            connection.sendall(b"AMQP\x00\x00\x09\x01")
+            return connection.recv(1) == b"\x01"  # the frame in which a broker opens the talk
+    except OSError:
+        return False
 
 
 def _debian(packages: list[str], yes: bool) -> None:

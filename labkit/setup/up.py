@@ -9,6 +9,7 @@ import time
 from pathlib import Path
 
 from labkit import broker, paths
+from labkit.broker import node
 from labkit.setup import SetupError
 from labkit.setup.environment import ROOT
 from labkit.setup.progress import say
@@ -41,13 +42,13 @@ def up(port: int | None = None, browser: bool = True) -> int:
         return 0
     finally:
         _end(jupyter)
+        _end_nodes_that_nobody_holds()
 
 
 def _start(port: int | None, browser: bool, log: Path) -> subprocess.Popen:
-    page = f"/lab/tree/{FIRST_NOTEBOOK}" if (ROOT / FIRST_NOTEBOOK).exists() else "/lab"
     arguments = ["--ServerApp.ip=127.0.0.1", f"--ServerApp.port={port or DEFAULT_PORT}",
                  f"--ServerApp.port_retries={0 if port else 50}", f"--ServerApp.root_dir={ROOT}",
-                 f"--LabApp.default_url={page}", f"--ServerApp.open_browser={browser}"]
+                 f"--LabApp.default_url=/{_page()}", f"--ServerApp.open_browser={browser}"]
     if os.geteuid() == 0:
         arguments.append("--allow-root")
     environ = {**os.environ, "JUPYTER_PREFER_ENV_PATH": "1", "JUPYTER_TOKEN_FILE": str(_token_file())}
@@ -66,6 +67,13 @@ def _end(jupyter: subprocess.Popen) -> None:
         jupyter.wait()
 
 
+def _end_nodes_that_nobody_holds() -> None:
+    """Without the wait in which a node outlives its last holder: that is for kernels that restart, and ours have ended."""
+    for record in node.running():
+        if not any(record["home"].joinpath("leases").iterdir()):
+            node.stop(record)
+
+
 def _token_file() -> Path:
     """The token, kept from one start to the next, so that a page left open in the browser goes on to work."""
     file = paths.state() / "jupyter.token"
@@ -73,6 +81,10 @@ def _token_file() -> Path:
         with open(file, "w", opener=_private) as out:
             out.write(secrets.token_hex(24))
     return file
+
+
+def _page() -> str:
+    return f"lab/tree/{FIRST_NOTEBOOK}" if (ROOT / FIRST_NOTEBOOK).exists() else "lab"
 
 
 def _address(jupyter: subprocess.Popen, log: Path) -> str:
@@ -83,8 +95,7 @@ def _address(jupyter: subprocess.Popen, log: Path) -> str:
     while time.monotonic() < deadline:
         try:
             server = json.loads(told.read_text())
-            page = FIRST_NOTEBOOK if (ROOT / FIRST_NOTEBOOK).exists() else ""
-            return f"{server['url']}lab/tree/{page}?token={server['token']}"
+            return f"{server['url']}{_page()}?token={server['token']}"
         except (OSError, ValueError):  # not written yet, or not to its end
             pass
         try:

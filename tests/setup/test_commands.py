@@ -64,21 +64,15 @@ def test_only_test_takes_arguments_that_are_not_its_own(monkeypatch, capsys):
 @pytest.mark.parametrize("arguments, code", [(["--collect-only", "-q", "tests/setup/test_progress.py"], 0),
                                              (["-q", "tests/no-such-file.py"], 4), (["-q", "-k", "no_such_test", "tests/setup"], 5)])
 def test_the_exit_code_of_test_is_pytests(arguments, code):
-    assert labkit("test", "--yes", *arguments).returncode == code
+    assert labkit("test", "--yes", *arguments, LABKIT_REQUIRE_VERSIONS="").returncode == code
 
 
-@pytest.mark.parametrize("named, wanted, meant", [(None, True, "/installed"), ("", True, "/installed"), ("/a", False, "/a"),
-                                                  (":/a:/b", True, "/installed:/a:/b")])
-def test_an_empty_element_among_the_servers_stands_for_the_installed_one(monkeypatch, named, wanted, meant):
-    monkeypatch.delenv(suite.SERVERS, raising=False)
+@pytest.mark.parametrize("named, needed", [(None, True), ("", True), ("/a", False), ("/a:/b", False), (":/a", True)])
+def test_a_broker_is_set_up_for_the_suite_unless_all_its_servers_are_named(monkeypatch, named, needed):
+    monkeypatch.delenv("LABKIT_RABBITMQ_SERVERS", raising=False)
     if named is not None:
-        monkeypatch.setenv(suite.SERVERS, named)
-    monkeypatch.setattr(suite.node, "installed", lambda: "/installed")
-    monkeypatch.setattr(suite.os, "execv", lambda *_: None)
-    monkeypatch.chdir(ROOT)
-    assert suite.needs_installed_server() is wanted
-    suite.test([])
-    assert os.environ[suite.SERVERS] == meant
+        monkeypatch.setenv("LABKIT_RABBITMQ_SERVERS", named)
+    assert suite.needs_a_broker() is needed
 
 
 def test_doctor_is_content_where_all_is_well_and_else_tells_what_mends_it(monkeypatch, capsys):
@@ -109,9 +103,11 @@ def test_doctor_finds_a_full_disk(monkeypatch):
     assert not doctor._disk().ok
 
 
-def test_clean_removes_nothing_without_a_yes_and_everything_with_one(monkeypatch, tmp_path):
+def test_clean_removes_nothing_without_a_yes_and_with_one_all_that_is_ours(monkeypatch, tmp_path):
     state = tmp_path / "state"
-    state.joinpath("runs").mkdir(parents=True)
+    state.joinpath("runs", "one").mkdir(parents=True)
+    state.joinpath("jupyter.log").touch()
+    state.joinpath("somebody's thesis").touch()
     stopped = []
     monkeypatch.setattr(clean.paths, "state", lambda: state)
     monkeypatch.setattr(clean.commands, "main", lambda argv: stopped.append(argv) or 0)
@@ -121,10 +117,10 @@ def test_clean_removes_nothing_without_a_yes_and_everything_with_one(monkeypatch
     monkeypatch.setattr(clean.sys, "stdin", SimpleNamespace(isatty=lambda: True))
     monkeypatch.setattr("builtins.input", lambda _: "")
     assert clean.clean() == 0
-    assert state.exists() and not stopped
+    assert state.joinpath("runs").exists() and not stopped
     monkeypatch.setattr("builtins.input", lambda _: "y")
     assert clean.clean() == 0
-    assert not state.exists() and stopped == [["stop"]]
+    assert [path.name for path in state.iterdir()] == ["somebody's thesis"] and stopped == [["stop"]]
 
 
 def test_the_command_line_starts_without_a_package_that_is_not_pythons_own():

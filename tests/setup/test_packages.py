@@ -1,7 +1,9 @@
 """What the system must provide is installed only after a yes, and with no service started, now or later."""
 import os
 import signal
+import socket
 import subprocess
+import threading
 
 import pytest
 
@@ -89,6 +91,23 @@ def test_a_broker_that_is_named_means_that_nothing_is_installed(monkeypatch, nam
     monkeypatch.setattr(packages.node, "installed", lambda: None)
     monkeypatch.setenv(name, "something")
     assert packages.broker_available()
+
+
+@pytest.mark.parametrize("answer, available", [(b"\x01\x00\x00", True), (b"HTTP/1.1 400 Bad Request", False), (b"", False)])
+def test_only_a_compose_service_that_speaks_amqp_counts_as_a_broker(monkeypatch, answer, available):
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        def serve():
+            connection, _ = server.accept()
+            with connection:
+                connection.recv(8)
+                connection.sendall(answer)
+        threading.Thread(target=serve, daemon=True).start()
+        monkeypatch.setattr(packages.node, "installed", lambda: None)
+        for name in ("LABKIT_AMQP_URL", "LABKIT_RABBITMQ_SERVER"):
+            monkeypatch.delenv(name, raising=False)
+        monkeypatch.setenv("LABKIT_COMPOSE_PORT", str(server.getsockname()[1]))
+        assert packages.broker_available() is available
+    assert not packages.broker_available()
 
 
 @pytest.fixture
