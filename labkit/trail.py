@@ -1,0 +1,170 @@
+"""The trail: all that happened to one effect key, in order, as a table and as a picture."""
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from labkit import steps, table
+from labkit.result import Run
+from labkit.trace import Event
+
+_ANSWERS = (steps.ACK, steps.NACK, steps.REJECT)
+_LANE_ENDS = ("killed", "exited", "connection.lost", "channel.closed", "cancelled")
+_OF_THE_LANE = (*_LANE_ENDS, "stopped", "continued")
+_SHOWN_FIRST, _SHOWN_LAST = 30, 10
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One line of a trail. `event` is the one that ends a step; a step that was reached and not ended has its first.
+
+    attempt:  the delivery's, also where the event itself tells none
+    outcome:  what it came to, in words
+    tentative: written inside a transaction that is still open
+    """
+
+    event: Event
+    attempt: int | None
+    outcome: str
+    tentative: bool = False
+
+    def as_row(self) -> dict[str, object]:
+        return {"message": self.event.position, "attempt": self.attempt, "lane": self.event.lane, "what": self.event.name, "outcome": self.outcome}
+
+
+class Trail:
+    """Every delivery, step, kill and decision of one effect key. `rows` holds dictionaries; shown, it is a table."""
+
+    def __init__(self, run: Run, effect_key: str):
+        self.run, self.effect_key = run, effect_key
+        self.entries = list(_entries(_in_order(list(_events_of(run.events, effect_key))), effect_key))
+
+    @property
+    def rows(self) -> list[dict[str, object]]:
+        """One dictionary a line: message (its position), attempt, lane, what, outcome."""
+        return [entry.as_row() for entry in self.entries]
+
+    @property
+    def title(self) -> str:
+        """The key, its totals and its status, in one line."""
+        from labkit.report import count, effects_of
+        return f"{table.plain(self.effect_key)}: {count(self.run.deliveries[self.effect_key], 'delivery')}, " \
+               f"{count(effects_of(self.run, self.effect_key), 'effect')}, {self.run.statuses[self.effect_key]}"
+
+    def plot(self, ax=None):
+        """Draws the trail, one lane a worker."""
+        from labkit import plots
+        return plots.trail(self.run, self.effect_key, ax)
+
+    def __repr__(self) -> str:
+        return f"{self.title}\n{table.text(*self._table())}"
+
+    def _repr_html_(self) -> str:
+        return table.markup(self.title, *self._table(), header="what")
+
+    def _table(self) -> tuple[list[str], list[list]]:
+        copies = sum(message.effect_key == self.effect_key for message in self.run.messages)
+        columns = ["message"] * (copies > 1) + ["attempt", "lane", "what", "outcome"]
+        rows = self.rows
+        if (left_out := len(rows) - _SHOWN_FIRST - _SHOWN_LAST) > 0:
+            rows[_SHOWN_FIRST:-_SHOWN_LAST] = [{"what": f"… {left_out} more lines …"}]
+        return columns, [[row.get(name) for name in columns] for row in rows]
+
+
+def _events_of(events: list[Event], key: str) -> Iterator[tuple[Event, int | None]]:
+    """Yields (event, attempt) for what concerns the key: its own events, and what happened to a lane that had its delivery."""
+    held: dict[str, dict[int, int | None]] = {}       # lane -> tag -> attempt, of deliveries of this key that nobody answered
+    under_way: dict[str, int | None] = {}             # lane -> attempt, while a handler is busy with this key
+    for event in events:
+        lane, own = event.lane, event.effect_key == key
+        mine = own or event.detail.get("effect_key") == key
+        if lane in held or lane in under_way:
+            answered = event.phase == steps.AFTER and event.detail.get("multiple") and min(held.get(lane) or [event.tag + 1]) <= event.tag
+            mine = mine or event.name in _OF_THE_LANE or answered
+        if mine and event.name != "fenced":
+            attempts = [*held.get(lane, {}).values(), under_way.get(lane)]
+            yield event, event.attempt or next((attempt for attempt in reversed(attempts) if attempt), None)
+        if own and event.name == steps.RECEIVE:
+            held.setdefault(lane, {})[event.tag] = under_way[lane] = event.attempt
+        elif own and event.name in ("returned", "raised"):
+            under_way.pop(lane, None)
+        elif event.name in _ANSWERS and event.phase == steps.AFTER and event.detail.get("outcome") in ("sent", "handled"):
+            tags = held.get(lane, {})
+            for tag in [tag for tag in tags if tag == event.tag or (event.detail.get("multiple") and tag <= event.tag)]:
+                del tags[tag]
+        elif event.name in _LANE_ENDS:
+            held.pop(lane, None)
+            if event.name in ("killed", "exited"):
+                under_way.pop(lane, None)
+        if not held.get(lane, True):
+            del held[lane]
+
+
+def _in_order(found: list[tuple[Event, int | None]]) -> list[tuple[Event, int | None]]:
+    """Puts what the broker and the relay told into its place by cause: it may be heard of a little sooner or later."""
+    ordered = list(found)
+    for pair in found:
+        event = pair[0]
+        if event.name not in ("dead-lettered", "ack.dropped"):
+            continue
+        ordered.remove(pair)
+        received = [at for at, (other, _) in enumerate(ordered) if other.name == steps.RECEIVE and other.position == event.position
+                    and other.at_ms <= event.at_ms]
+        answers = [at for at, (other, _) in enumerate(ordered) if other.name in _ANSWERS and other.phase == steps.AFTER
+                   and other.position == event.position and at > (received or [-1])[-1]]
+        place = next((at for at, (other, _) in enumerate(ordered) if other.at_ms > event.at_ms), len(ordered))
+        if answers:
+            place = answers[0] + (event.name == "dead-lettered")
+        ordered.insert(place, pair)
+    return ordered
+
+
+def _entries(found: list[tuple[Event, int | None]], key: str) -> Iterator[Entry]:
+    in_transaction: set[str] = set()
+    for (event, attempt), (following, _) in zip(found, [*found[1:], (None, None)]):
+        ends = following is not None and (following.name, following.lane) == (event.name, event.lane) and following.phase in (steps.AFTER, steps.FAILED)
+        if event.phase == steps.BEFORE and ends:
+            continue
+        if event.name == steps.LEDGER_BEGIN and event.phase == steps.AFTER:
+            in_transaction.add(event.lane)
+        elif event.name in (steps.LEDGER_COMMIT, steps.LEDGER_ROLLBACK, *_LANE_ENDS) and event.phase in (steps.AFTER, steps.NOTE):
+            in_transaction.discard(event.lane)
+        tentative = event.lane in in_transaction and event.name != steps.LEDGER_BEGIN
+        yield Entry(event, attempt, _outcome(event, key, tentative), tentative)
+
+
+def _outcome(event: Event, key: str, tentative: bool) -> str:
+    detail = event.detail
+    if event.phase == steps.BEFORE:
+        return "reached"
+    if event.phase == steps.FAILED:
+        return f"failed: {detail['error']}"
+    match event.name:
+        case steps.RECEIVE:
+            return f"redelivered={detail.get('redelivered')}"
+        case steps.LEDGER_RECORD | steps.LEDGER_RECORD_ONCE:
+            said = detail.get("outcome", "recorded")
+            other = detail.get("effect_key", event.effect_key)
+            said += f" for {other}" if other != key else f", while handling {event.effect_key}" if event.effect_key != key else ""
+            return said + (", not committed yet" if tentative and said.startswith("recorded") else "")
+        case steps.LEDGER_EXECUTE:
+            return table.plain(" ".join(detail["statement"].split()))
+        case steps.ACK | steps.NACK | steps.REJECT:
+            return ", ".join([str(detail.get("outcome")), *[f"{name}={detail[name]}" for name in ("requeue", "multiple") if detail.get(name) is not None
+                                                            and (name, detail[name]) != ("multiple", False)]])
+        case "published":
+            return "confirmed"
+        case "killed" | "stopped" if "by" in detail:
+            return f"by {detail['by']}"
+        case "killed" | "exited":
+            return "by itself" + (f", with status {detail['status']}" if detail.get("status", -1) >= 0 else "")
+        case "raised":
+            return detail["error"]
+        case "dead-lettered":
+            return detail["reason"]
+        case "ack.dropped":
+            return detail["relay"]
+        case "channel.closed":                        # a queue's name differs from run to run
+            return re.sub(r"'[^']*'", "'…'", f"{detail['code']} {detail['text']}")
+        case _:
+            return str(detail.get("outcome", "" if event.phase == steps.NOTE else "done"))
