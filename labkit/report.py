@@ -4,11 +4,11 @@ from labkit import table
 from labkit.palette import LOOKS, VERDICT_LOOKS
 from labkit.result import Run
 from labkit.sweep import Sweep
+from labkit.table import count
 from labkit.trail import Trail  # noqa: F401  (shown like the rest, and found here)
 
 _MOST_ROWS = 12
 _MOST_LINES, _MOST_CHARACTERS = 10, 600
-_PLURALS = {"delivery": "deliveries", "retry": "retries", "key": "keys", "dead-lettered": "dead-lettered"}
 
 
 def run_text(run: Run) -> str:
@@ -58,18 +58,6 @@ def totals(run: Run) -> str:
     return " · ".join(said)
 
 
-def count(number: int | None, noun: str) -> str:
-    """Returns the number with its noun, such as "1 delivery"; a number that is not known is told so."""
-    if number is None:
-        return f"an unknown number of {_PLURALS.get(noun, noun + 's')}"
-    return f"{number:,} {noun if number == 1 else _PLURALS.get(noun, noun + 's')}"
-
-
-def effects_of(run: Run, effect_key: str) -> int | None:
-    """Returns the number of effects of one key, None when the ledger could not be asked."""
-    return None if run.facts.effects is None else run.facts.effects.get(effect_key, 0)
-
-
 _COLUMNS = ("effect key", "deliveries", "effects", "status")
 _SWEEP_COLUMNS = ("crash point", "deliveries", "effects", "status", "verdict")
 
@@ -79,7 +67,8 @@ def _rows(run: Run) -> tuple[list[list], str]:
     keys = list(run.statuses)
     if len(keys) > _MOST_ROWS:
         keys.sort(key=lambda key: run.statuses[key] == "once")
-    rows = [[key, run.deliveries[key], "?" if run.facts.effects is None else effects_of(run, key), run.statuses[key]] for key in keys[:_MOST_ROWS]]
+    rows = [[key, run.deliveries[key], "?" if run.facts.effects is None else run.facts.effects.get(key, 0), run.statuses[key]]
+            for key in keys[:_MOST_ROWS]]
     rest = [run.statuses[key] for key in keys[_MOST_ROWS:]]
     said = ", ".join(f"{rest.count(name):,} {name}" for name in LOOKS if name in rest)
     return rows, f"… and {count(len(rest), 'more key')}: {said}" if rest else ""

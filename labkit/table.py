@@ -5,6 +5,8 @@ from collections.abc import Iterable, Sequence
 
 from labkit.palette import LOOKS
 
+_PLURALS = {"delivery": "deliveries", "retry": "retries", "dead-lettered": "dead-lettered"}
+
 
 def plain(value: object, limit: int = 60) -> str:
     """Returns one line of text: control characters escaped, and what is longer than `limit` cut in its middle."""
@@ -13,6 +15,13 @@ def plain(value: object, limit: int = 60) -> str:
         return line
     tail = limit // 3
     return line[:limit - tail - 1] + "…" + line[-tail:]
+
+
+def count(number: int | None, noun: str) -> str:
+    """Returns the number with its noun, such as "1 delivery"; a number that is not known is told so."""
+    if number is None:
+        return f"an unknown number of {_PLURALS.get(noun, noun + "s")}"
+    return f"{number:,} {noun if number == 1 else _PLURALS.get(noun, noun + "s")}"
 
 
 def text(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> str:

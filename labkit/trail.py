@@ -37,7 +37,9 @@ class Trail:
 
     def __init__(self, run: Run, effect_key: str):
         self.run, self.effect_key = run, effect_key
-        self.entries = list(_entries(_in_order(list(_events_of(run.events, effect_key))), effect_key))
+        positions = {position for position, message in enumerate(run.messages, 1) if message.effect_key == effect_key}
+        self.copies = len(positions)
+        self.entries = list(_entries(_in_order(list(_events_of(run.events, effect_key, positions))), effect_key))
 
     @property
     def rows(self) -> list[dict[str, object]]:
@@ -47,9 +49,9 @@ class Trail:
     @property
     def title(self) -> str:
         """The key, its totals and its status, in one line."""
-        from labkit.report import count, effects_of
-        return f"{table.plain(self.effect_key)}: {count(self.run.deliveries[self.effect_key], 'delivery')}, " \
-               f"{count(effects_of(self.run, self.effect_key), 'effect')}, {self.run.statuses[self.effect_key]}"
+        effects = None if self.run.facts.effects is None else self.run.facts.effects.get(self.effect_key, 0)
+        return f"{table.plain(self.effect_key)}: {table.count(self.run.deliveries[self.effect_key], 'delivery')}, " \
+               f"{table.count(effects, 'effect')}, {self.run.statuses[self.effect_key]}"
 
     def plot(self, ax=None):
         """Draws the trail, one lane a worker."""
@@ -63,20 +65,19 @@ class Trail:
         return table.markup(self.title, *self._table(), header="what")
 
     def _table(self) -> tuple[list[str], list[list]]:
-        copies = sum(message.effect_key == self.effect_key for message in self.run.messages)
-        columns = ["message"] * (copies > 1) + ["attempt", "lane", "what", "outcome"]
+        columns = ["message"] * (self.copies > 1) + ["attempt", "lane", "what", "outcome"]
         rows = self.rows
         if (left_out := len(rows) - _SHOWN_FIRST - _SHOWN_LAST) > 0:
             rows[_SHOWN_FIRST:-_SHOWN_LAST] = [{"what": f"… {left_out} more lines …"}]
         return columns, [[row.get(name) for name in columns] for row in rows]
 
 
-def _events_of(events: list[Event], key: str) -> Iterator[tuple[Event, int | None]]:
+def _events_of(events: list[Event], key: str, positions: set[int]) -> Iterator[tuple[Event, int | None]]:
     """Yields (event, attempt) for what concerns the key: its own events, and what happened to a lane that had its delivery."""
     held: dict[str, dict[int, int | None]] = {}       # lane -> tag -> attempt, of deliveries of this key that nobody answered
     under_way: dict[str, int | None] = {}             # lane -> attempt, while a handler is busy with this key
     for event in events:
-        lane, own = event.lane, event.effect_key == key
+        lane, own = event.lane, event.position in positions if event.position else event.effect_key == key
         mine = own or event.detail.get("effect_key") == key
         if lane in held or lane in under_way:
             answered = event.phase == steps.AFTER and event.detail.get("multiple") and min(held.get(lane) or [event.tag + 1]) <= event.tag
