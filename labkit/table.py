@@ -19,9 +19,8 @@ def plain(value: object, limit: int = 60) -> str:
 
 def count(number: int | None, noun: str) -> str:
     """Returns the number with its noun, such as "1 delivery"; a number that is not known is told so."""
-    if number is None:
-        return f"an unknown number of {_PLURALS.get(noun, noun + "s")}"
-    return f"{number:,} {noun if number == 1 else _PLURALS.get(noun, noun + "s")}"
+    plural = _PLURALS.get(noun, f"{noun}s")
+    return f"an unknown number of {plural}" if number is None else f"{number:,} {noun if number == 1 else plural}"
 
 
 def text(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
