@@ -12,9 +12,9 @@ import pika
 import pika.exceptions
 from pika.adapters.asyncio_connection import AsyncioConnection
 
+from labkit.broker.address import Address
 from labkit.errors import BrokerError
 from labkit.message import POSITION_HEADER, Message
-from labkit.topology import parameters
 
 logging.getLogger("pika").setLevel(logging.CRITICAL)  # what goes wrong is told by our own errors
 _BATCH = 500                                          # messages handed to the socket between two looks at the answers
@@ -24,13 +24,13 @@ class Session:
     """One connection. Everything here runs on the event loop that opened it."""
 
     @classmethod
-    async def open(cls, address: dict[str, Any], deadline_s: float = 10) -> "Session":
+    async def open(cls, address: Address, deadline_s: float = 10) -> "Session":
         """Connects. Raises BrokerError when that takes longer than `deadline_s` seconds or is refused."""
         session, opened = cls(), asyncio.get_running_loop().create_future()
         session.blocked: str | None = None            # the broker's reason for taking no messages
         session._calls = _Calls()
         session._free: list[Channel] = []
-        session.connection = AsyncioConnection(parameters(address), on_open_callback=lambda _: opened.done() or opened.set_result(None),
+        session.connection = AsyncioConnection(address.parameters(), on_open_callback=lambda _: opened.done() or opened.set_result(None),
                                                on_open_error_callback=lambda _, error: opened.done() or opened.set_exception(_lost(error)),
                                                on_close_callback=lambda _, error: session._calls.end(error))
         session.connection.add_on_connection_blocked_callback(lambda _, frame: session._block(frame.method.reason))

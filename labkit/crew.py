@@ -12,7 +12,8 @@ import tempfile
 from collections.abc import Callable
 from typing import Any
 
-from labkit import link
+from labkit import link, topology
+from labkit.broker.address import Address
 from labkit.errors import WorkerError
 from labkit.trace import Reader
 
@@ -22,7 +23,7 @@ STANDBY = 2
 class WorkerProcess:
     """One worker process: its line, its trace, what it prints, and how it ended. Lives on the event loop."""
 
-    def __init__(self, server: "ForkServer", address: dict[str, Any]):
+    def __init__(self, server: "ForkServer", address: Address):
         self.free = False                             # connected, and without a job
         self.pid: int | None = None
         self.exit_status: int | None = None           # as subprocess has it: -9 is a death by signal 9
@@ -45,7 +46,7 @@ class WorkerProcess:
         self._loop.add_reader(self._line, self._hear)
         self._loop.add_reader(self._output, self.read_prints)
         self._loop.add_reader(self._status, self._learn_status)
-        self.tell(address)
+        self.tell(topology.wire(address))
 
     def tell(self, frame: dict[str, Any], blob: bytes = b"") -> None:
         """Sends a frame; a worker that is dead does not hear it."""
@@ -111,7 +112,7 @@ class WorkerProcess:
 class ForkServer:
     """The kernel's end of the fork server."""
 
-    def __init__(self, address: dict[str, Any]):
+    def __init__(self, address: Address):
         self._socket, theirs = socket.socketpair()
         environment = {name: value for name, value in os.environ.items() if name != "LABKIT_AMQP_URL"}
         root = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
@@ -119,7 +120,7 @@ class ForkServer:
         self._process = subprocess.Popen([sys.executable, "-m", "labkit.forkserver", str(theirs.fileno()), str(os.getpid())],
                                          pass_fds=(theirs.fileno(),), env=environment, stdin=subprocess.DEVNULL)
         theirs.close()
-        self._socket.sendall(link.encode(address))
+        self._socket.sendall(link.encode(topology.wire(address)))
 
     def spawn(self, *fds: int) -> None:
         """Asks for a worker with these four descriptors: line, trace, output, status."""
@@ -137,13 +138,13 @@ class ForkServer:
 class Crew:
     """Standbys that are connected, and the way to get a worker."""
 
-    def __init__(self, address: dict[str, Any]):
+    def __init__(self, address: Address):
         self._server, self._address, self._standbys = ForkServer(address), address, []
 
-    def take(self, via: dict[str, Any] | None = None) -> WorkerProcess:
-        """Returns a worker process, connected or about to be; through the address `via` where one is given."""
+    def take(self, via: Address | None = None) -> WorkerProcess:
+        """Returns a worker process, connected or about to be; by another address, `via`, where one is given."""
         if via is not None:
-            return WorkerProcess(self._server, {**self._address, **via})
+            return WorkerProcess(self._server, via)
         self._standbys = [standby for standby in self._standbys if standby.exit_status is None]
         for standby in sorted(self._standbys, key=lambda standby: not standby.free):
             self._standbys.remove(standby)

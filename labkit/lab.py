@@ -11,11 +11,13 @@ from typing import Any
 
 from labkit import controller, ledger, message as samples, ship
 from labkit.amqp import Session
+from labkit.broker import Broker, find
 from labkit.crew import Crew
 from labkit.errors import PlanError
 from labkit.faults import Fault, crash
 from labkit.live import Live
 from labkit.message import Message
+from labkit.paths import runs
 from labkit.plan import Plan
 from labkit.result import Run
 from labkit.steps import BEFORE, STEPS
@@ -28,7 +30,7 @@ class Lab:
 
     private:   a RabbitMQ node of its own, which may be killed, instead of the one shared by open notebooks
     settings:  RabbitMQ application settings of such a node, as {"consumer_timeout": 3000}
-    server:    the rabbitmq-server to start; the installed one if left out
+    broker:    one that `labkit.broker.find` has found already, and that somebody else gives back
     quiet:     does not print which broker is used
     Raises BrokerError when there is no broker to be had.
     """
@@ -37,12 +39,12 @@ class Lab:
     shipments = staticmethod(samples.shipments)
     status_events = staticmethod(samples.status_events)
 
-    def __init__(self, *, private: bool = False, settings: dict[str, Any] | None = None, server: str | None = None, quiet: bool = False):
-        from labkit.broker import find
-        self.broker = find(private=private, settings=settings, server=server)
-        self._address = self.broker.address.wire()
+    def __init__(self, *, private: bool = False, settings: dict[str, Any] | None = None, broker: Broker | None = None, quiet: bool = False):
+        self.broker = broker or find(private=private, settings=settings)
+        self._borrowed = broker is not None
+        self._address = self.broker.address
         self._prefix, self._runs = f"labkit.{uuid.uuid4().hex[:8]}", 0
-        self._folder = pathlib.Path(tempfile.mkdtemp(prefix="labkit-"))
+        self._folder = pathlib.Path(tempfile.mkdtemp(prefix="run-", dir=runs()))
         ledger.create(self._folder / "empty.db")
         self._session: Session | None = None
         self._crew: Crew | None = None
@@ -105,7 +107,8 @@ class Lab:
             if self._session:
                 controller.loop().call_soon_threadsafe(self._session.close)
             shutil.rmtree(self._folder, ignore_errors=True)
-            self.broker.release()
+            if not self._borrowed:
+                self.broker.release()
 
     def __enter__(self) -> "Lab":
         return self
@@ -132,6 +135,9 @@ class Lab:
             raise PlanError("This lab is closed.", "`lab.close()` was called", "Make a new one: lab = Lab().")
         path = self._folder / f"ledger-{uuid.uuid4().hex[:8]}.db"
         plan = Plan(handler, messages, os.fspath(path), **arguments)
+        if self._address.tls and any(fault.kind == "lose" for fault in plan.faults):
+            raise PlanError("Nothing can be lost on the way to this broker.", "the connection is encrypted, so the relay cannot read it",
+                            "Use a broker on this machine, without TLS.")
         if continue_from:
             ledger.copy(continue_from.ledger, path)
         else:

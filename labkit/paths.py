@@ -35,6 +35,13 @@ def state() -> Path:
                      "name a folder of your own, for example: export LABKIT_STATE=/path/to/a/folder")
 
 
+def runs() -> Path:
+    """Returns the folder for the ledgers of runs, made where it is missing; a lab removes its own at its end."""
+    folder = state() / "runs"
+    folder.mkdir(mode=0o700, exist_ok=True)
+    return folder
+
+
 def _candidates() -> list[Path]:
     here = [_ROOT / ".labkit"] if (_ROOT / "pyproject.toml").exists() else []  # not beside an installed package
     name = hashlib.sha256(os.fsencode(_ROOT)).hexdigest()[:12]

@@ -10,11 +10,13 @@ import signal
 import sys
 import time
 from collections import Counter
+from dataclasses import replace
 from typing import Any
 
 from labkit import origin, steps, topology
 from labkit.account import REJECTED, VANISHED, WAITING, Account
 from labkit.amqp import Channel
+from labkit.broker.address import Address
 from labkit.crew import Crew
 from labkit.errors import BrokerError, HandlerError
 from labkit.firing import Firing
@@ -34,7 +36,7 @@ _MAX_ERRORS = 20
 class Supervisor:
     """One run under way. `carry_out` returns its facts; `events` grows meanwhile."""
 
-    def __init__(self, plan: Plan, crew: Crew, channel: Channel, address: dict[str, Any], prefix: str, number: int, version: str):
+    def __init__(self, plan: Plan, crew: Crew, channel: Channel, address: Address, prefix: str, number: int, version: str):
         self._plan, self._crew, self._channel, self._address, self._version = plan, crew, channel, address, version
         self._work, self._dead = topology.work_queue(prefix, number), topology.dead_queue(prefix, number)
         self._started_ns = time.monotonic_ns()
@@ -43,7 +45,7 @@ class Supervisor:
         self.firing = Firing(plan.faults, self._note)
         self._prints = Prints()
         self._seats: list[Seat] = []
-        self._via: dict[str, Any] | None = None       # the relay's address, where one is needed
+        self._via: Address | None = None       # the relay's address, where one is needed
         self._changed = asyncio.Event()
         self._published = self._recount = self._dismissing = False
         self._deaths = 0
@@ -107,8 +109,8 @@ class Supervisor:
                 if plan.dead_letter:
                     channel.consume(self._dead, self._take_dead_letter)
                 if self.firing.needs_relay:
-                    self.firing.relay = Relay(self._address["host"], self._address["port"])
-                    self._via = await self.firing.relay.start()
+                    self.firing.relay = Relay(self._address.host, self._address.port)
+                    self._via = replace(self._address, **await self.firing.relay.start())
                 if plan.publish == "first":
                     await channel.publish(self._work, list(enumerate(plan.messages, 1)), self._take_outcome)
                     self._published = True

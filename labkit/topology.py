@@ -1,8 +1,11 @@
 """Every queue name, every declaration, and the one way to connect. Pure functions; nothing here remembers anything."""
 
+from dataclasses import fields
 from typing import Any
 
 import pika
+
+from labkit.broker.address import Address
 
 #: a queue of a run is removed by its run; on a broker that outlives the kernel, this removes what a killed kernel left
 EXPIRES_MS = 30 * 60 * 1000
@@ -10,20 +13,14 @@ EXPIRES_MS = 30 * 60 * 1000
 FAR_LIMIT = 1000
 
 
+def wire(address: Address) -> dict[str, Any]:
+    """Returns an address as JSON values, for the private line to a worker."""
+    return {field.name: getattr(address, field.name) for field in fields(address)}
+
+
 def connect(address: dict[str, Any]) -> pika.BlockingConnection:
-    """Connects a worker to the broker; `address` holds what `pika.ConnectionParameters` takes, and the credentials."""
-    return pika.BlockingConnection(parameters(address))
-
-
-def parameters(address: dict[str, Any]) -> pika.ConnectionParameters:
-    """Returns pika's parameters for an address as it goes over the private line: plain values only."""
-    values = dict(address)
-    credentials = pika.PlainCredentials(values.pop("username"), values.pop("password"), erase_on_connect=False)
-    if values.pop("tls", False):
-        import ssl
-        values["ssl_options"] = pika.SSLOptions(ssl.create_default_context(), values.get("server_hostname", values["host"]))
-    values.pop("server_hostname", None)
-    return pika.ConnectionParameters(credentials=credentials, **values)
+    """Connects a worker to the broker, by an address as `wire` gives it."""
+    return pika.BlockingConnection(Address(**address).parameters())
 
 
 def work_queue(prefix: str, run: int) -> str:

@@ -1,3 +1,13 @@
 """The suite's shared fixtures and hooks."""
+import pytest
+
 from tests.servers import (  # noqa: F401
     broker, pytest_configure, pytest_generate_tests, pytest_runtest_makereport, pytest_sessionfinish, pytest_terminal_summary)
+
+
+@pytest.fixture(scope="session")
+def lab(broker, request):
+    """A lab on the broker under test, shared by the session; each run has its own queue and its own ledger."""
+    from labkit import Lab
+    with Lab(broker=broker, quiet=True) as lab:
+        yield lab

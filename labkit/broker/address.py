@@ -57,11 +57,15 @@ class Address:
         return cls(*found)
 
     def __str__(self) -> str:
-        host = f"[{self.host}]" if ":" in self.host else self.host
-        return f"{host}:{self.port}" + (f", virtual host {self.vhost!r}" if self.vhost != "/" else "")
+        return self.where + (f", virtual host {self.vhost!r}" if self.vhost != "/" else "")
 
     def __repr__(self) -> str:
         return f"<Address {self}{', TLS' if self.tls else ''}>"
+
+    @property
+    def where(self) -> str:
+        """The host and the port, as people write them."""
+        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
 
     def parameters(self, **overrides: Any):
         """Returns `pika.ConnectionParameters`: one attempt, ten seconds at most, unless `overrides` say otherwise."""

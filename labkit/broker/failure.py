@@ -4,9 +4,10 @@ import re
 
 from labkit.broker.recipe import Recipe
 
+_PORT_TAKEN = r"eaddrinuse|distribution port \d+|Address already in use"
 #: what the log says, the likely cause, the next step
 _KNOWN = (
-    (r"eaddrinuse", "another program took one of its ports", "try again"),
+    (_PORT_TAKEN, "another program took one of its ports", "try again"),
     (r"erl(exec)?: (command )?not found|Can't find.*erl|No such file.*\berl\b", "RabbitMQ is here, and Erlang is not, or not on the PATH",
      "install Erlang, or add the folder of `erl` to PATH"),
     (r"[Oo]nly root or rabbitmq", "this is a wrapper for the system service", "name the server itself, under /usr/lib/rabbitmq/bin"),
@@ -22,8 +23,8 @@ _BANNER = re.compile(r"^[\s#=*]*$|^\s*(Starting broker|Doc guides|Support|Tutori
                      r"^\s+https?://|Kernel pid terminated|Crash dump is being|[Ss]tack ?trace|^\s*[\[{]")
 
 
-def explain(recipe: Recipe, code: int | None, waited_s: float) -> dict:
-    """Returns what, why and now of a node that ended with `code`, or did not listen in time (None).
+def explain(recipe: Recipe, program: str, code: int | None) -> dict:
+    """Returns what, why and now of a program of the node that ended with `code`, or does not listen in time (None).
 
     `port_taken` tells whether other ports may help.
     """
@@ -33,11 +34,10 @@ def explain(recipe: Recipe, code: int | None, waited_s: float) -> dict:
                     ("the machine is very busy", "try again") if code is None else
                     ("something killed it; too little memory is the usual reason", "close other programs, then try again") if code == -9 else
                     ("its own log says more", f"look into {recipe.console}, or run: python3 -m labkit doctor"))
-    ended = f"did not listen within {waited_s:g} s" if code is None else \
-        f"was ended by signal {-code}" if code < 0 else f"ended at once, with exit code {code}"
+    ended = "does not listen" if code is None else f"was ended by signal {-code}" if code < 0 else f"ended, with exit code {code}"
     line = _telling_line(text)
-    what = f"RabbitMQ ({recipe.server}) {ended}." + (f" It said: {line}" if line else "")
-    return {"what": what, "why": why, "now": now, "port_taken": "eaddrinuse" in text}
+    what = f"{program} {ended}." + (f" It said: {line}" if line else "")
+    return {"what": what, "why": why, "now": now, "port_taken": bool(re.search(_PORT_TAKEN, text))}
 
 
 def _telling_line(text: str) -> str:

@@ -24,7 +24,6 @@ from labkit.broker import recipe
 from labkit.broker.failure import explain
 from labkit.broker.watch import Exit
 
-START_S = 60        #: for the node to listen
 PORT_TRIES = 3      #: with other ports, where somebody else took one in between
 OPEN_FILES = 8192   #: Erlang makes tables of this size, and some systems say a thousand million
 LEASH = 'while read -r line; do pids=$line; done; [ -z "$pids" ] || kill -9 $pids'  # each line is all that is to be killed
@@ -37,6 +36,7 @@ class Guard:
         self._control, self._lines = control, control.makefile("r")
         order = json.loads(self._lines.readline())
         self._server, self._settings, self._linger_s = order["server"], order["settings"], order["linger_s"]
+        self._start_s = order["start_s"]
         self._home, self._alive_fd = Path(order["home"]), order["alive_fd"]
         self._leases = self._home / "leases"
         self._events = selectors.DefaultSelector()
@@ -147,13 +147,16 @@ class Guard:
             self._answer({"ok": True})
 
     def _start_epmd(self) -> dict | None:
+        """Starts epmd and waits until it listens: a VM that finds none starts one that would outlive it."""
         path = recipe.epmd(self._server)
         if path is None:
             return {"what": "Erlang's port mapper, epmd, is not here.", "why": "Erlang is not installed, or not on the PATH",
                     "now": "install Erlang, or add the folder with its programs to PATH"}
         _kill(self._epmd)
         self._epmd = self._own([path, "-address", "127.0.0.1", "-port", str(self._recipe.epmd_port)])
-        return None
+        if self._listening(self._epmd, self._recipe.epmd_port):
+            return None
+        return explain(self._recipe, "Erlang's port mapper", self._epmd.poll())
 
     def _start(self) -> dict | None:
         """Starts the VM and waits until it listens; returns None, or the answer that says why it does not."""
@@ -161,18 +164,22 @@ class Guard:
             self._node = self._own([self._server])
         except OSError as error:
             return {"what": f"{self._server} cannot be started.", "why": error.strerror, "now": "python3 -m labkit doctor"}
-        deadline = time.monotonic() + START_S
-        while not self._ending and self._node.poll() is None:
-            if _listens(self._recipe.port):
-                return None
-            if time.monotonic() > deadline:
-                break
-            if self._left_alone:  # the starter was interrupted
-                self._ending = True
-            self._wait(0.02)
+        if self._listening(self._node, self._recipe.port):
+            return None
         code = self._node.poll()
         _kill(self._node)
-        return explain(self._recipe, code, START_S)
+        return explain(self._recipe, f"RabbitMQ ({self._server})", code)
+
+    def _listening(self, child: subprocess.Popen, port: int) -> bool:
+        """Waits until the child listens; false if it ended, does not in time, or nobody waits for it any more."""
+        deadline = time.monotonic() + self._start_s
+        while not self._ending and child.poll() is None and time.monotonic() < deadline:
+            if _listens(port):
+                return child.poll() is None  # else it was somebody else who listened
+            if self._left_alone and not self._killed:  # the starter was interrupted
+                self._ending = True
+            self._wait(0.02)
+        return False
 
     def _own(self, command: list[str]) -> subprocess.Popen:
         with open(self._recipe.console, "ab") as console:

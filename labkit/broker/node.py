@@ -28,9 +28,9 @@ from labkit.errors import BrokerError
 
 LINGER_S = 10       #: how long a shared node stays after its last lease: a kernel restart takes less
 LOCK_S = 90         #: for another process that is starting the same node
-START_S = 100       #: for the guard's answer, which has deadlines of its own
+START_S = 60        #: for a node to listen
+ANSWER_S = 30       #: for the guard's answer, beyond what the node itself may take
 END_S = 10          #: for a node to end
-SEND_S = 10         #: for the guard to kill, freeze or thaw
 
 _ROOT = Path(__file__).resolve().parents[2]
 _numbers = itertools.count(1)
@@ -81,8 +81,7 @@ class Node:
 
     def tell(self, command: str) -> None:
         """Has the guard kill, start, freeze or thaw the node, and waits until it has; raises BrokerError."""
-        deadline_s = START_S if command == "start" else SEND_S
-        _heed(_ask(self._control, command, deadline_s))
+        _heed(_ask(self._control, command, ANSWER_S + (START_S if command == "start" else 0)))
 
     def keep(self) -> None:
         """Has the node stay when its holders are gone, until `stop`."""
@@ -168,8 +167,8 @@ def _start(server: Path, home: Path, alive, lease: Path, private: bool, settings
                                  env=environ, start_new_session=True, pass_fds=[alive.fileno()])
     guards.close()
     try:
-        order = {"server": str(server), "home": str(home), "settings": settings, "linger_s": 0 if private else LINGER_S, "alive_fd": alive.fileno()}
-        _heed(_ask(ours, order, START_S), home)
+        order = {"server": str(server), "home": str(home), "settings": settings, "linger_s": 0 if private else LINGER_S, "start_s": START_S, "alive_fd": alive.fileno()}
+        _heed(_ask(ours, order, START_S + ANSWER_S), home)
         return Node(home, lease, _record(home), guard, ours if private else None)
     except BaseException:
         lease.unlink(missing_ok=True)

@@ -48,24 +48,32 @@ def _root(error: BaseException) -> BaseException:
 
 
 def _told(address: Address, error: BaseException) -> BrokerError:
-    from pika import exceptions as of_pika
+    from pika import exceptions as pika
+    from pika.adapters.utils.connection_workflow import AMQPConnectorException
 
-    where, text = f"RabbitMQ at {address}", str(error)
-    if isinstance(error, socket.gaierror):
+    where, text = address.where, f"{type(error).__name__} {error}"
+    if isinstance(error, (socket.gaierror, UnicodeError)):
         return BrokerError(f"The host {address.host} is not known.", "its name is misspelt, or there is no network", "look at the host in the URL")
-    if isinstance(error, of_pika.ProbableAuthenticationError) or "ACCESS_REFUSED" in text and "Login" in text:
-        return BrokerError(f"{where} refused the login.", "the user or the password is wrong", "look at both in the URL; special characters in them are percent-encoded")
-    if isinstance(error, of_pika.ProbableAccessDeniedError) or "NOT_ALLOWED" in text:
-        return BrokerError(f"{where} did not open the virtual host {address.vhost!r}.", "there is none of this name, or the user has no permission in it",
-                           "look at the last part of the URL; it is %2F or left out for '/'")
     if isinstance(error, ConnectionRefusedError):
-        return BrokerError(f"Nobody listens at {address}.", "RabbitMQ is not running there, or the port is wrong", "start it, or look at the port in the URL")
+        return BrokerError(f"Nobody listens at {where}.", "RabbitMQ is not running there, or the port is wrong",
+                           "start it, or look at the port in the URL")
+    if isinstance(error, pika.ProbableAuthenticationError) or "ACCESS_REFUSED" in text:
+        return BrokerError(f"RabbitMQ at {where} refused the login.", "the user or the password is wrong",
+                           "look at both in the URL; special characters in them are percent-encoded")
+    if isinstance(error, pika.ProbableAccessDeniedError) or "NOT_ALLOWED" in text:
+        return BrokerError(f"RabbitMQ at {where} did not open the virtual host {address.vhost!r}.",
+                           "there is none of this name, or the user has no permission in it",
+                           "look at the last part of the URL; it is %2F or left out for '/'")
     if isinstance(error, ssl.SSLError):
-        return BrokerError(f"{where} could not be reached by TLS.", getattr(error, "reason", None) or "its certificate is not trusted here, or it does not speak TLS",
+        return BrokerError(f"RabbitMQ at {where} could not be reached by TLS.",
+                           f"it does not speak TLS on this port, or its certificate is not trusted here ({error.reason})",
                            "amqps:// is for TLS, usually on port 5671; amqp:// is without")
-    if isinstance(error, (of_pika.IncompatibleProtocolError, of_pika.ConnectionClosed)) or "IncompatibleProtocol" in repr(error):
-        return BrokerError(f"What listens at {address} does not speak AMQP 0-9-1.", "another program has this port, or it wants TLS",
-                           "look at the port in the URL; amqps:// is for TLS")
-    if isinstance(error, (TimeoutError, of_pika.AMQPConnectorException)) or "imeout" in repr(error):
-        return BrokerError(f"{where} did not answer in time.", "it is frozen or overloaded, a firewall is in between, or another program has this port", "try again; look at host and port")
-    return BrokerError(f"{where} could not be reached ({type(error).__name__}).", "the network between here and there", "look at host and port")
+    if isinstance(error, (TimeoutError, AMQPConnectorException)) or "Timeout" in text:
+        return BrokerError(f"RabbitMQ at {where} did not answer in time.",
+                           "it is frozen or overloaded, a firewall is in between, or another program has this port",
+                           "try again, or look at host and port in the URL")
+    if isinstance(error, (pika.IncompatibleProtocolError, pika.AMQPConnectionError)):
+        return BrokerError(f"What listens at {where} does not speak AMQP 0-9-1, or ended the connection.",
+                           "another program has this port, or it wants TLS", "look at the port in the URL; amqps:// is for TLS")
+    return BrokerError(f"RabbitMQ at {where} could not be reached: {type(error).__name__}.", "the network between here and there",
+                       "look at host and port in the URL")

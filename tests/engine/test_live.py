@@ -1,0 +1,82 @@
+"""A run that is under way: killed by hand, stopped, interrupted; and a kernel that goes away."""
+import os
+import pathlib
+import signal
+import subprocess
+import sys
+import threading
+import time
+
+import pytest
+
+from labkit import PlanError
+from tests.engine import handlers
+
+
+def until(condition, deadline_s=20):
+    """Waits until the condition holds, and fails at the deadline."""
+    end = time.monotonic() + deadline_s
+    while not condition():
+        assert time.monotonic() < end, "the condition did not come true"
+        threading.Event().wait(0.005)
+
+
+def slowly_once(delivery, shop):
+    import time
+    time.sleep(0.01)                                  # the work; nothing waits for it
+    shop.ledger.record_once(delivery.message.effect_key)
+    delivery.ack()
+
+
+def test_a_worker_killed_by_hand_is_replaced(lab):
+    live = lab.start(slowly_once, lab.reminders(40))
+    until(lambda: live.counts["effects"] >= 5)
+    live.kill(worker=1)
+    run = live.wait()
+    assert (run.verdict, run.counts["once"]) == ("holds", 40)
+    assert [event.detail for event in run.events if event.name == "killed"] == [{"by": "hand"}]
+
+
+def test_a_stopped_run_is_unknown_and_says_where_everything_is(lab):
+    live = lab.start(slowly_once, lab.reminders(500))
+    until(lambda: live.counts["effects"] >= 2)
+    live.stop()
+    run = live.wait()
+    assert run.verdict == "unknown" and "stopped by hand" in run.why
+    assert run.counts["once"] + run.counts["pending"] == 500 and run.counts["once"] >= 2
+
+
+def test_there_is_no_worker_nine(lab):
+    live = lab.start(handlers.once_then_ack, lab.reminders(1))
+    with pytest.raises(PlanError, match="no worker 9"):
+        live.kill(worker=9)
+    live.wait()
+
+
+def test_an_interrupt_stops_the_run_and_leaves_the_lab_usable(lab):
+    interrupt = threading.Timer(0.3, signal.raise_signal, [signal.SIGINT])
+    interrupt.start()
+    with pytest.raises(KeyboardInterrupt):
+        lab.run(handlers.loop_for_ever, lab.reminders(1), deadline_s=600)
+    assert lab.run(handlers.once_then_ack, lab.reminders(1)).verdict == "holds"
+
+
+_KERNEL = """
+import os, signal, sys
+from labkit import Lab
+from tests.engine import handlers
+lab = Lab(quiet=True)
+live = lab.start(handlers.loop_for_ever, lab.reminders(2), workers=2, deadline_s=600)
+while live.counts["deliveries"] < 2: pass
+print(" ".join(str(seat.process.pid) for seat in live._supervisor._seats), flush=True)
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+@pytest.mark.skipif(not pathlib.Path("/proc").exists(), reason="looks into /proc")
+def test_killing_the_kernel_leaves_no_worker(lab):
+    kernel = subprocess.run([sys.executable, "-c", _KERNEL], capture_output=True, text=True, cwd=pathlib.Path(__file__).parents[2])
+    assert kernel.returncode == -signal.SIGKILL, kernel.stderr
+    workers = [int(pid) for pid in kernel.stdout.split()]
+    assert len(workers) == 2
+    until(lambda: not any(pathlib.Path(f"/proc/{pid}").exists() for pid in workers))
