@@ -93,6 +93,8 @@ def _read(url: Secret) -> tuple | str:
         return "it holds a bare '#', which is written %23"
     if re.search(r"[\s\x00-\x1f\x7f]", url.reveal()) or re.search(r"%(?![0-9A-Fa-f]{2})", url.reveal()):
         return "it holds a space, a control character, or a '%' that does not begin an encoded character"
+    if "@" in path + parts.query:
+        return "a '/' or a '?' in its user or its password is bare; they are written %2F and %3F"
     if not host:
         return "it names no host"
     if port == 0:

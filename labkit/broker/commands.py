@@ -1,11 +1,10 @@
 """`python3 -m labkit broker start|stop|status|login`, and what `doctor` asks about the broker."""
 
 import os
-import shutil
 from pathlib import Path
 from typing import NamedTuple
 
-from labkit.broker import finding, node, reach, recipe
+from labkit.broker import finding, node, reach, server as servers
 from labkit.broker.address import Address
 from labkit.errors import BrokerError
 
@@ -31,7 +30,7 @@ def checks() -> list[Check]:
     server = finding.which()
     if server is None:
         return [_answers("broker, the compose service", finding.compose_address, finding.ways())]
-    return [_server(server), _erlang(server), _epmd(server), _node(server)]
+    return [_server(server), _erlang(server), _node(server)]
 
 
 def _start() -> int:
@@ -78,9 +77,9 @@ def _line(record: dict) -> str:
 
 def _holders(home: Path) -> str:
     names = [lease.name for lease in (home / "leases").iterdir()]
-    processes = sorted({int(name.split("-")[0]) for name in names if name != "kept"})
+    processes = sorted({int(name.split("-")[0]) for name in names if name != node.KEPT})
     parts = [f"process {', '.join(map(str, processes))}"] if processes else []
-    return " and ".join(parts + ["`broker start`, until `broker stop`"] * ("kept" in names)) or "nobody; it is about to end"
+    return " and ".join(parts + ["`broker start`, until `broker stop`"] * (node.KEPT in names)) or "nobody; it is about to end"
 
 
 def _answers(name: str, address, remedy: str = "") -> Check:
@@ -93,25 +92,19 @@ def _answers(name: str, address, remedy: str = "") -> Check:
 
 
 def _server(server: Path) -> Check:
-    version = node.version_of(server)
     try:
         node.usable(server)
     except BrokerError as error:
         return Check("RabbitMQ", False, f"{error.what} {error.why}", error.now)
-    return Check("RabbitMQ", True, f"{version or 'version not known before it starts'}, {server}", "")
+    return Check("RabbitMQ", True, f"{node.version_of(server) or 'version not known before it starts'}, {server}", "")
 
 
 def _erlang(server: Path) -> Check:
-    erl = shutil.which("erl", path=recipe.search_path(str(server)))
-    if erl is None:
-        return Check("Erlang", False, "`erl` is not on the PATH", "install Erlang, or add the folder of `erl` to PATH")
-    releases = sorted(entry.name for entry in (Path(erl).resolve().parents[1] / "releases").glob("[0-9]*"))
-    return Check("Erlang", True, f"{releases[-1] if releases else 'version not known'}, {erl}", "")
-
-
-def _epmd(server: Path) -> Check:
-    found = recipe.epmd(str(server))
-    return Check("epmd", bool(found), found or "Erlang's port mapper is missing", "install Erlang, or add the folder of `epmd` to PATH")
+    erl, epmd = servers.erlang(server), servers.erlang(server, "epmd")
+    if not (erl and epmd):
+        return Check("Erlang", False, f"{'epmd' if erl else 'erl'} is not on the PATH", "install Erlang, or add the folder of its programs to PATH")
+    releases = sorted(int(entry.name) for entry in (erl.resolve().parents[1] / "releases").glob("[0-9]*") if entry.name.isdecimal())
+    return Check("Erlang", True, f"{releases[-1] if releases else 'version not known'}, {erl}, {epmd}", "")
 
 
 def _node(server: Path) -> Check:

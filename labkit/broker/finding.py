@@ -130,14 +130,18 @@ def ways() -> str:
 
 
 def _private(server: Path, private: bool, settings: Mapping[str, Any] | None) -> Broker:
-    for last in (False, True):
+    while True:
         held = node.hold(server, private, dict(settings or {}))
         try:
             return Broker(held.address, "private", reach.version(held.address, _READY_S if held.fresh else 0), held)
-        except BaseException as error:
+        except BrokerError as error:
+            reason, joined_too_late = error, not held.fresh and held.is_ending()
+        except BaseException:
             held.release()
-            if last or held.fresh or not isinstance(error, BrokerError):  # else we joined a node that was ending at this moment
-                raise
+            raise
+        held.release()
+        if not joined_too_late:
+            raise BrokerError(reason.what, reason.why, "python3 -m labkit broker stop, then try again")
 
 
 def _compose() -> Broker:

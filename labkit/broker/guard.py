@@ -4,11 +4,10 @@ It starts epmd and the Erlang VM, tells its starter when they are ready, and end
 is a file that is named after its holder's process id, and void once that process is. A leash, which is a shell that waits for
 the end of the guard, kills them when the guard itself is killed. Nothing that it owns outlives it.
 
-It talks with its starter over a socket, its standard input, in lines of JSON: first the order, then the commands kill, start,
-freeze and thaw, each of which gets one answer: {"ok": true}, or what, why and now of an error.
+It talks with its starter over a socket, its standard input (`control`): first comes the order, then the commands kill, start,
+freeze and thaw. Each gets one answer, which holds what, why and now of an error if it could not be done.
 """
 
-import fcntl
 import json
 import os
 import resource
@@ -19,9 +18,13 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 from labkit.broker import recipe
 from labkit.broker.failure import explain
+from labkit.broker.locks import lock
+from labkit.broker.node import KEPT
+from labkit.broker.server import erlang
 from labkit.broker.watch import Exit
 
 PORT_TRIES = 3      #: with other ports, where somebody else took one in between
@@ -34,7 +37,7 @@ class Guard:
 
     def __init__(self, control: socket.socket):
         self._control, self._lines = control, control.makefile("r")
-        order = json.loads(self._lines.readline())
+        order = self._request()
         self._server, self._settings, self._linger_s = order["server"], order["settings"], order["linger_s"]
         self._start_s = order["start_s"]
         self._home, self._alive_fd = Path(order["home"]), order["alive_fd"]
@@ -55,7 +58,7 @@ class Guard:
         signal.signal(signal.SIGCHLD, lambda *_: None)
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
             signal.signal(number, self._end)
-        self._events.register(wake, selectors.EVENT_READ, lambda: wake.recv(4096))
+        self._events.register(wake, selectors.EVENT_READ, lambda: _drain(wake))
         self._events.register(self._control, selectors.EVENT_READ, self._obey)
         self._leash = subprocess.Popen(["/bin/sh", "-c", LEASH], stdin=subprocess.PIPE, bufsize=0, pass_fds=[self._alive_fd])
         try:
@@ -65,17 +68,20 @@ class Guard:
             self._clear()
 
     def _start_first(self) -> bool:
-        for attempt in range(PORT_TRIES):
-            self._recipe = recipe.prepare(self._server, self._home / "node", self._settings)
-            failure = self._start_epmd() or self._start()
-            if failure is None or not failure.get("port_taken"):
+        for _ in range(PORT_TRIES):
+            try:
+                self._recipe = recipe.prepare(self._server, self._home / "node", self._settings)
+            except OSError as error:
+                failure = {"what": f"The folder {self._home} cannot be used.", "why": error.strerror or str(error),
+                           "now": "make room or mend its permissions, or name another folder in LABKIT_STATE"}
                 break
-        if failure:
-            self._answer(failure)
-            return False
-        self._write_record()
-        self._answer({"ok": True})
-        return True
+            failure = self._start_epmd() or self._start()
+            if failure is None or not failure.pop("port_taken", False):
+                break
+        if failure is None:
+            self._write_record()
+        self._answer(failure)
+        return failure is None
 
     def _keep(self) -> None:
         empty_since = None
@@ -94,16 +100,13 @@ class Guard:
 
     def _end_unless_joined(self) -> bool:
         """Ends while nobody can join, if nobody has; false when somebody holds the lock or a lease."""
-        with open(self._home / "lock", "a") as lock:
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                return False
-            self._look_at_leases()
-            if self._holders:
-                return False
-            self._clear()
-            return True
+        with open(self._home / "lock", "a") as door:
+            if lock(door):
+                self._look_at_leases()
+                if not self._holders:
+                    self._clear()
+                    return True
+        return False
 
     def _clear(self) -> None:
         """Takes the sign off the door, ends what we own, and removes what only a running node needs."""
@@ -117,7 +120,7 @@ class Guard:
         names = set(os.listdir(self._leases))
         for name in names - set(self._holders):
             try:
-                self._holders[name] = exit_ = None if name == "kept" else Exit(int(name.split("-")[0]))
+                self._holders[name] = exit_ = None if name == KEPT else Exit(int(name.split("-")[0]))
             except ProcessLookupError:
                 (self._leases / name).unlink(missing_ok=True)
                 continue
@@ -129,31 +132,45 @@ class Guard:
                 exit_.close()
 
     def _obey(self) -> None:
-        line = self._lines.readline()
-        if not line:  # the starter is gone, or has what it wanted
+        command = self._request()
+        failure = None
+        if command is None:  # the starter is gone, or has what it wanted
             self._events.unregister(self._control)
             self._left_alone = True
             return
-        command = json.loads(line)
         if command == "kill":
             self._killed = True
             _kill(self._node)
-            self._answer({"ok": True})
         elif command == "start":
-            self._answer(self._start() or {"ok": True})
-            self._killed = self._node.poll() is not None
+            if self._node.poll() is not None:
+                failure = self._start()
+            self._killed = failure is not None
         else:
             self._node.send_signal({"freeze": signal.SIGSTOP, "thaw": signal.SIGCONT}[command])
-            self._answer({"ok": True})
+        self._answer(failure)
+
+    def _request(self) -> Any:
+        line = self._lines.readline()
+        if not line:
+            return None
+        message = json.loads(line)
+        self._number = message["number"]
+        return message["request"]
+
+    def _answer(self, failure: dict | None) -> None:
+        try:
+            self._control.sendall(json.dumps({"number": self._number, **(failure or {})}).encode() + b"\n")
+        except OSError:  # nobody waits for it any more
+            pass
 
     def _start_epmd(self) -> dict | None:
         """Starts epmd and waits until it listens: a VM that finds none starts one that would outlive it."""
-        path = recipe.epmd(self._server)
+        path = erlang(self._server, "epmd")
         if path is None:
             return {"what": "Erlang's port mapper, epmd, is not here.", "why": "Erlang is not installed, or not on the PATH",
                     "now": "install Erlang, or add the folder with its programs to PATH"}
         _kill(self._epmd)
-        self._epmd = self._own([path, "-address", "127.0.0.1", "-port", str(self._recipe.epmd_port)])
+        self._epmd = self._own([str(path), "-address", "127.0.0.1", "-port", str(self._recipe.epmd_port)])
         if self._listening(self._epmd, self._recipe.epmd_port):
             return None
         return explain(self._recipe, "Erlang's port mapper", self._epmd.poll())
@@ -200,12 +217,6 @@ class Guard:
         new.write_text(json.dumps(record))
         new.rename(self._home / "record.json")
 
-    def _answer(self, message: dict) -> None:
-        try:
-            self._control.sendall(json.dumps(message).encode() + b"\n")
-        except OSError:  # nobody waits for it any more
-            pass
-
     def _wait(self, seconds: float | None) -> None:
         for key, _ in self._events.select(seconds):
             key.data()
@@ -218,6 +229,13 @@ def _kill(child: subprocess.Popen | None) -> None:
     if child:
         child.kill()  # does nothing to a child that has ended
         child.wait()
+
+
+def _drain(wake: socket.socket) -> None:
+    try:
+        wake.recv(4096)
+    except BlockingIOError:  # the wait inside a command was faster
+        pass
 
 
 def _listens(port: int) -> bool:

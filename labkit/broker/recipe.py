@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from labkit.broker.address import Secret
+from labkit.broker.server import search_path
 
 #: above it the node stops taking messages; far more than the lab needs, little for a laptop
 MEMORY_BYTES = 512 << 20
@@ -26,9 +27,6 @@ DISK_FREE_BYTES = 50_000_000
 PORTS = range(20000, 32000)
 #: what the node gets of our environment. Not HOME, and no RABBITMQ_* or ERL_*: those belong to other nodes
 KEEP = ("PATH", "LANG", "LC_ALL", "LC_CTYPE", "TZ", "LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH", "DYLD_FALLBACK_LIBRARY_PATH")
-#: where Erlang is when PATH does not say, as in a Jupyter that was started from a desktop
-MORE_PATH = ("/opt/homebrew/bin", "/usr/local/bin", "/home/linuxbrew/.linuxbrew/bin", "/usr/bin", "/bin", "/usr/sbin", "/sbin")
-
 
 @dataclass(frozen=True)
 class Recipe:
@@ -85,21 +83,6 @@ def prepare(server: str, folder: Path, settings: dict[str, Any]) -> Recipe:
         "RABBITMQ_SERVER_ADDITIONAL_ERL_ARGS": "-kernel inet_dist_use_interface {127,0,0,1}",
     }
     return Recipe(server, folder, environ, port, management_port, epmd_port, username, password)
-
-
-def search_path(server: str) -> str:
-    """Returns the PATH on which the server finds its Erlang."""
-    return os.pathsep.join(filter(None, (os.environ.get("PATH"), os.path.dirname(server), *MORE_PATH)))
-
-
-def epmd(server: str) -> str | None:
-    """Returns the path of Erlang's port mapper, or None."""
-    path = search_path(server)
-    if found := shutil.which("epmd", path=path):
-        return found
-    erl = shutil.which("erl", path=path)
-    beside = sorted(Path(erl).resolve().parents[1].glob("**/erts-*/bin/epmd")) if erl else []
-    return str(beside[-1]) if beside else None
 
 
 def plain_path(folder: Path) -> Path:

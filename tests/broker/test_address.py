@@ -42,7 +42,7 @@ def test_an_encoded_password_is_decoded():
 @pytest.mark.parametrize("url", [
     "http://me:hush@here", "me:hush@here", "amqp:me:hush@here", "amqp://me:hush@here:port", "amqp://me:hush@here:99999", "amqp://me:hush@here:0",
     "amqp://me:hush#@here", "amqp://me:hush/@here", "amqp://me:hush@[::1", "amqp://me:hu sh@here", "amqp://me:hush%@here", "amqp://me:hush%zz@here",
-    "amqp://me:hush%FF@here", "amqp://me:hush@", "amqp://me:hush@/x", "amqp://me:hush@here/a/b", "amqp://me:hush@here\n", "amqp://me:[hush@here", "hush", " hush",
+    "amqp://me:hush%FF@here", "amqp://me:hush@", "amqp://me:hush@/x", "amqp://me:hush@here/a/b", "amqp://me:12/hush@here", "amqp://me:12?hush@here", "amqp://me:hush@here\n", "amqp://me:[hush@here", "hush", " hush",
 ])
 def test_a_faulty_url_is_refused_without_being_quoted(url):
     with pytest.raises(BrokerError) as caught:
