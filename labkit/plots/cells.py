@@ -1,0 +1,72 @@
+"""Picture 2, the sweep map: a row a handler, a cell a crash point, and in each what the key ended as."""
+
+import textwrap
+from collections.abc import Sequence
+
+from matplotlib.patches import FancyBboxPatch
+
+from labkit.errors import PlanError
+from labkit.palette import LOOKS
+from labkit.plots.marks import draw_mark
+from labkit.plots.picture import INK, MUTED, finish, sheet, styled
+from labkit.sweep import Sweep, SweepRow
+from labkit.table import plain
+
+_CELL, _HEIGHT, _LEFT, _GAP, _LINE = 0.86, 0.62, 1.45, 0.06, 0.13              # inches
+_A_LINE = 13                                          # cells; a longer sweep goes on below
+_TITLE = "Each cell is one run, with the worker killed at that point"
+
+
+def sweep_map(sweeps: Sequence[Sweep], ax=None):
+    """Draws sweeps below each other, each cell with its status as colour, mark and word. Raises PlanError when there are none."""
+    if not sweeps:
+        raise PlanError("There is no sweep to draw.", "the list is empty", "Write plots.sweep_map([lab.sweep(handler, lab.reminders(1))]).")
+    shared = len(sweeps) > 1 and len({tuple(row.point for row in sweep.rows) for sweep in sweeps}) == 1 and len(sweeps[0].rows) <= _A_LINE
+    lines = [(sweep if at == 0 else None, sweep.rows[at:at + _A_LINE], sweep) for sweep in sweeps for at in range(0, len(sweep.rows), _A_LINE)]
+    names = [max(len(_words(row.point)) for row in rows) * _LINE + 0.06 for _, rows, _ in lines]
+    if shared:
+        names = [names[0], *[0.0] * (len(lines) - 1)]
+    width = _LEFT + _CELL * max(len(rows) for _, rows, _ in lines) + 0.25
+    height = 0.62 + sum(names) + (_HEIGHT + 0.2) * len(lines)
+    with styled():
+        sheet_ax = sheet(width, height, ax)
+        sheet_ax.text(0.22, height - 0.16, _TITLE, weight="bold", size=10.5, va="top", gid="title")
+        y = height - 0.55
+        for (first, rows, _), room in zip(lines, names):
+            y -= room + _HEIGHT
+            if first:
+                _draw_name(sheet_ax, first, y + _HEIGHT / 2)
+            for at, row in enumerate(rows):
+                _draw_cell(sheet_ax, row, _LEFT + _CELL * at, y)
+                if room:
+                    sheet_ax.text(_LEFT + _CELL * (at + 0.5), y + _HEIGHT + 0.05, "\n".join(_words(row.point)), ha="center", va="bottom",
+                                  size=7.5, color=MUTED, linespacing=1.15, gid="point")
+            y -= 0.2
+    return finish(sheet_ax, ax, f"{_TITLE}. " + " ".join(map(_said, sweeps)))
+
+
+def _draw_name(ax, sweep: Sweep, y: float) -> None:
+    bad = sum(row.verdict == sweep.verdict for row in sweep.rows[1:])
+    said = "holds" if sweep.verdict == "holds" else f"{sweep.verdict} at {bad} of {len(sweep.rows) - 1}"
+    ax.text(0.22, y + 0.02, plain(sweep.name, 17), weight="bold", va="bottom", gid="name")
+    ax.text(0.22, y - 0.02, said, color=MUTED, va="top", size=8, gid="verdict")
+
+
+def _draw_cell(ax, row: SweepRow, x: float, y: float) -> None:
+    colour = LOOKS[row.status].colour
+    ax.add_patch(FancyBboxPatch((x + _GAP / 2, y), _CELL - _GAP, _HEIGHT, boxstyle="round,pad=0,rounding_size=0.07", gid=f"cell {row.status}",
+                                facecolor=colour + "30", edgecolor=colour, linewidth=1.1))
+    draw_mark(ax, row.status, x + _CELL / 2, y + _HEIGHT * 0.66)
+    ax.text(x + _CELL / 2, y + _HEIGHT * 0.24, row.status, ha="center", va="center", size=8, color=INK, gid="status")
+
+
+def _words(point: str) -> list[str]:
+    """Returns a crash point in lines that fit over its cell."""
+    lines = []
+    for part in point.replace(".", ". ").split(", "):
+        lines += textwrap.wrap(part, 12, break_long_words=False)
+    return [line.replace(". ", ".") for line in lines]
+
+
+def _said(sweep: Sweep) -> str:
+    return f"{sweep.name}: " + ", ".join(f"{row.point} {row.status}" for row in sweep.rows) + "."

@@ -1,0 +1,110 @@
+"""Picture 3, queue growth: what waits and what is in a handler over time, the rates, and the age of the oldest."""
+
+import heapq
+
+import numpy
+from matplotlib.figure import Figure
+
+from labkit.account import Account
+from labkit.palette import LOOKS
+from labkit.plots.picture import DELIVERIES, INK, MUTED, finish, head, styled
+from labkit.report import totals
+from labkit.result import Run
+from labkit.table import count, plain
+
+_SAMPLES, _BINS = 600, 40
+_FAULTS = ("killed", "exited", "stopped", "ack.dropped")
+_READY, _IN_FLIGHT = DELIVERIES, LOOKS["terminal"].colour
+
+
+def queue_growth(run: Run, ax=None):
+    """Draws ready and in flight over time, with the faults marked; on a figure of its own also the rates and the age of the oldest."""
+    growth = _Growth(run)
+    with styled():
+        if ax is None:
+            title = head(plain(run.why, 300), 8.2)
+            figure = Figure(figsize=(9, 5.2 + 0.2 * len(title)), layout="constrained")
+            main, rates, age = figure.subplots(3, 1, sharex=True, height_ratios=(3, 1.4, 1.2))
+            main.set_title("\n".join(title), loc="left", size=10.5, weight="bold", gid="title")
+            growth.draw_rates(rates)
+            growth.draw_age(age)
+            bottom = age
+        else:
+            main = bottom = ax
+        growth.draw_queue(main)
+        bottom.set_xlabel("seconds since the first message was confirmed")
+    return finish(main, ax, f"Queue growth: {totals(run)}; {count(len(growth.faults), 'fault')} on the axis of time. "
+                            f"The verdict is {run.verdict}: {plain(run.why, 300)}.")
+
+
+class _Growth:
+    """The curves over `at`, in seconds: messages `ready`, `in_flight`, and the `age` of the oldest one; and when the rest happened."""
+
+    def __init__(self, run: Run):
+        settings = run.facts.settings
+        automatic = settings.get("acknowledge") == "auto"
+        self._ready_words = "ready" if settings.get("prefetch", 1) == 1 else "ready, or prefetched and not begun"
+        account, published, waiting = Account(automatic, settings.get("dead_letter", True)), {}, []
+        start = next((event.at_ms for event in run.events if event.name == "published"), 0.0)
+        points, self.arrivals, self.services, self.faults = [], [], [], []
+        before = 0
+        for event in run.events:
+            now = (event.at_ms - start) / 1000
+            account.take(event)
+            if event.name == "published":
+                published[event.position] = now
+                heapq.heappush(waiting, event.position)
+                self.arrivals.append(now)
+                before += 1
+            elif event.name in _FAULTS:
+                self.faults.append((now, event.name))
+            outstanding = len(account.outstanding)
+            self.services += [now] * (before - outstanding)
+            before = outstanding
+            while waiting and waiting[0] not in account.outstanding:
+                heapq.heappop(waiting)
+            in_flight = 0 if automatic else min(outstanding, sum(map(len, account.held.values())))
+            points.append((now, outstanding - in_flight, in_flight, now - published[waiting[0]] if waiting else 0.0))
+        self.at, self.ready, self.in_flight, self.age = numpy.array(points or [(0.0, 0, 0, 0.0)]).T
+        self.most_ready = int(self.ready.max())
+
+    def draw_queue(self, ax) -> None:
+        at, ready, in_flight = self._sampled(self.ready, self.in_flight)
+        ax.fill_between(at, ready, step="post", color=_READY, alpha=0.3, lw=0, gid="ready")
+        ax.step(at, ready, where="post", color=_READY, lw=1.4)
+        ax.step(at, in_flight, where="post", color=_IN_FLIGHT, lw=1.4, gid="in flight")
+        self._label(ax, at, ready, self._ready_words, MUTED)
+        self._label(ax, at, in_flight, "in flight", _IN_FLIGHT)
+        for now, name in self.faults:
+            ax.plot(now, 0, "X", ms=9, color=INK, mec=ax.get_facecolor(), clip_on=False, zorder=5, gid=name)
+        for name in dict.fromkeys(name for _, name in self.faults):
+            ax.annotate(name, (next(now for now, other in self.faults if other == name), 0), (0, 8), textcoords="offset points", ha="center", size=8)
+        ax.set_ylim(0, max(1, self.most_ready, self.in_flight.max()) * 1.15)
+        ax.set_ylabel("messages")
+
+    def draw_rates(self, ax) -> None:
+        edges = numpy.linspace(self.at[0], max(self.at[-1], self.at[0] + 1e-3), _BINS + 1)
+        for times, colour, word in ((self.arrivals, _READY, "confirmed"), (self.services, LOOKS["once"].colour, "settled")):
+            rate = numpy.histogram(times, edges)[0] / numpy.diff(edges)
+            ax.stairs(rate, edges, color=colour, lw=1.4, gid=word)
+            self._label(ax, edges[:-1], rate, word, colour)
+        ax.set_ylabel("a second")
+        ax.set_ylim(0)
+
+    def draw_age(self, ax) -> None:
+        at, age = self._sampled(self.age)
+        ax.fill_between(at, age, color=LOOKS["pending"].colour, alpha=0.35, lw=0, gid="age")
+        ax.set_ylabel("age of the\noldest, s")
+        ax.set_ylim(0)
+
+    def _sampled(self, *curves):
+        """Returns the times and the curves, thinned to what can be seen; a step is kept where it was."""
+        if len(self.at) <= _SAMPLES:
+            return self.at, *curves
+        chosen = numpy.searchsorted(self.at, numpy.linspace(self.at[0], self.at[-1], _SAMPLES), side="right") - 1
+        return self.at[chosen], *[curve[chosen] for curve in curves]
+
+    @staticmethod
+    def _label(ax, at, curve, words: str, colour: str) -> None:
+        peak = int(numpy.argmax(curve))
+        ax.annotate(words, (at[peak], curve[peak]), (3, 3), textcoords="offset points", color=colour, size=8, weight="bold", gid="label")

@@ -1,0 +1,129 @@
+"""Picture 1, the trail of one effect key: a lane for the broker, each worker and the ledger, events from left to right."""
+
+from labkit import steps
+from labkit.palette import LOOKS
+from labkit.plots import moments
+from labkit.plots.marks import draw_mark
+from labkit.plots.moments import Moment
+from labkit.plots.picture import BUSY, INK, LINE, MUTED, finish, head, sheet, styled
+from labkit.result import Run
+from labkit.table import plain
+
+_COLUMN, _LANE, _LEFT, _RIGHT = 0.94, 0.82, 1.05, 0.2             # inches
+_BROKER, _LEDGER = "broker", "ledger"
+
+
+def trail(run: Run, effect_key: str, ax=None):
+    """Draws the trail of one effect key under the sentence of the verdict. Raises PlanError for an unknown key."""
+    found = run.trail(effect_key)
+    shown = moments.of(found)
+    workers = sorted({moment.lane for moment in shown if moment.lane.startswith("worker")}, key=lambda lane: int(lane.split()[1]))
+    lanes = [_BROKER, *workers, _LEDGER]
+    width = max(5.2, _LEFT + _COLUMN * max(len(shown), 1) + _RIGHT)
+    title = head(plain(run.why, 300), width - 0.4)
+    top = 0.24 + 0.2 * len(title) + 0.24 + 0.52
+    height = top + _LANE * (len(lanes) - 1) + 0.6
+    with styled():
+        drawing = _Drawing(sheet(width, height, ax), {lane: height - top - _LANE * at for at, lane in enumerate(lanes)}, width)
+        drawing.ax.text(0.22, height - 0.16, "\n".join(title), weight="bold", size=10.5, va="top", linespacing=1.25, gid="title")
+        drawing.ax.text(0.22, height - 0.22 - 0.2 * len(title), found.title, color=MUTED, va="top", gid="subtitle")
+        drawing.lanes()
+        drawing.busy(shown)
+        drawing.transactions(shown)
+        for at, moment in enumerate(shown):
+            drawing.moment(at, moment)
+    said = "; ".join(moment.said for moment in shown)
+    return finish(drawing.ax, ax, f"Trail of {plain(found.title, 200)}. {said}. The verdict is {run.verdict}: {plain(run.why, 300)}.")
+
+
+class _Drawing:
+    def __init__(self, ax, y: dict[str, float], width: float):
+        self.ax, self.y, self._width = ax, y, width
+
+    def x(self, at: float) -> float:
+        return _LEFT + _COLUMN * (at + 0.5)
+
+    def lanes(self) -> None:
+        for lane, y in self.y.items():
+            self.ax.text(_LEFT - 0.12, y, lane, ha="right", va="center", weight="bold", color=MUTED, gid="lane")
+            self.ax.plot([_LEFT, self._width - _RIGHT], [y, y], color=LINE, lw=1, zorder=0)
+
+    def busy(self, shown: list[Moment]) -> None:
+        """Bars on the workers' lanes, from a delivery to the end of its handler."""
+        for start, moment in enumerate(shown):
+            if moment.kind == "delivery":
+                last = max((at for at, other in enumerate(shown) if other.handling == moment.handling), default=start)
+                end = self.x(last) + (0 if shown[last].kind in ("killed", "exited") else 0.14)
+                self.ax.plot([self.x(start), end], [self.y[moment.lane]] * 2, color=BUSY, lw=7, zorder=1, gid="busy")
+
+    def transactions(self, shown: list[Moment]) -> None:
+        """A bracket on the ledger's lane for each transaction: closed when it was committed, open when it was undone."""
+        begun: dict[str, int] = {}
+        for at, moment in enumerate(shown):
+            if moment.kind == "ledger" and moment.step == steps.LEDGER_BEGIN and moment.done:
+                begun[moment.lane] = at
+            elif moment.lane in begun and (moment.step in (steps.LEDGER_COMMIT, steps.LEDGER_ROLLBACK) and moment.done
+                                           or moment.kind in ("killed", "exited")):
+                start, committed = begun.pop(moment.lane), moment.step == steps.LEDGER_COMMIT and moment.done
+                self.ax.plot([self.x(start), self.x(at)], [self.y[_LEDGER]] * 2, color=LOOKS["once"].colour if committed else LOOKS["unknown"].colour,
+                             lw=9, alpha=0.25, solid_capstyle="butt", zorder=1, gid="committed" if committed else "undone")
+                if not committed:
+                    self.words(at, _LEDGER, ["transaction", "undone"], above=False)
+
+    def moment(self, at: int, moment: Moment) -> None:
+        getattr(self, f"_{moment.kind}")(self.x(at), moment)
+        lane, above = {"ledger": (_LEDGER, False), "delivery": (_BROKER, True), "answer": (_BROKER, True), "broker": (_BROKER, True),
+                       "gap": (_BROKER, True)}.get(moment.kind, (moment.lane, False))
+        self.words(at, lane, moment.words, above)
+
+    def words(self, at: int, lane: str, words: list[str], above: bool) -> None:
+        y = self.y[lane] + (0.15 if above else -0.15)
+        self.ax.text(self.x(at), y, "\n".join(words), ha="center", va="bottom" if above else "top", size=8, linespacing=1.2, gid="words")
+
+    def _broker(self, x: float, moment: Moment) -> None:
+        dead = moment.step == "dead-lettered"
+        self.ax.plot(x, self.y[_BROKER], "s" if dead else "o", ms=8, color=LOOKS["terminal"].colour if dead else INK, zorder=4, gid=moment.step)
+
+    def _delivery(self, x: float, moment: Moment) -> None:
+        self._arrow(x, self.y[_BROKER], self.y[moment.lane], gid="redelivery" if moment.again else "delivery")
+
+    def _answer(self, x: float, moment: Moment) -> None:
+        start, end = self.y[moment.lane], self.y[_BROKER]
+        if moment.arrived:
+            self._arrow(x, start, end, gid=moment.step)
+            return
+        colour, stop = LOOKS["unknown"].colour, start + (end - start) * (1 - 0.4 / (1 + round((end - start - _LANE) / _LANE)))
+        self.ax.plot([x, x], [start, stop - 0.08], color=colour, lw=1.6, ls=(0, (3, 2)), zorder=3, gid="broken arrow")
+        self.ax.plot(x, stop, "x" if moment.dropped else "$?$", ms=8, mew=2 if moment.dropped else 0.4, color=colour, zorder=4)
+
+    def _ledger(self, x: float, moment: Moment) -> None:
+        self.ax.plot([x, x], [self.y[moment.lane], self.y[_LEDGER]], color=MUTED, lw=0.9, ls=(0, (1, 2)), zorder=2)
+        if moment.step == steps.LEDGER_BEGIN or moment.step == steps.LEDGER_COMMIT and not moment.effects:
+            marker, colour, filled, size = "|", MUTED, True, 12
+        elif moment.effects:                          # they are there now, for good
+            marker, colour, filled, size = "o", LOOKS["duplicated" if moment.again else "once"].colour, True, 11
+        elif moment.step in (steps.LEDGER_RECORD, steps.LEDGER_RECORD_ONCE):
+            marker, colour, filled, size = "o", MUTED, False, 9
+        else:
+            marker, colour, filled, size = "D", MUTED, False, 5
+        self.ax.plot(x, self.y[_LEDGER], marker, ms=size, mew=1.6, color=colour, mfc=colour if filled else self.ax.get_facecolor(), zorder=4,
+                     gid="effect" if moment.effects else moment.step)
+
+    def _killed(self, x: float, moment: Moment) -> None:
+        self.ax.plot(x, self.y[moment.lane], "X", ms=13, color=INK, mec=self.ax.get_facecolor(), mew=1.2, zorder=5, gid="killed")
+
+    _exited = _killed
+
+    def _note(self, x: float, moment: Moment) -> None:
+        self.ax.plot(x, self.y[moment.lane], "o", ms=7, color=INK, mfc=self.ax.get_facecolor(), mew=1.5, zorder=4, gid=moment.step)
+
+    def _missing(self, x: float, moment: Moment) -> None:
+        draw_mark(self.ax, "lost", x, self.y[_LEDGER], size=11)
+
+    def _gap(self, x: float, moment: Moment) -> None:
+        for y in self.y.values():
+            self.ax.text(x, y, "· · ·", ha="center", va="center", weight="bold", color=MUTED, backgroundcolor=self.ax.get_facecolor(), gid="gap")
+
+    def _arrow(self, x: float, start: float, end: float, gid: str) -> None:
+        self.ax.annotate("", (x, end), (x, start), arrowprops={"arrowstyle": "-|>", "color": INK, "lw": 1.4, "shrinkA": 3, "shrinkB": 5,
+                                                               "mutation_scale": 12}, zorder=3, gid=gid)
