@@ -8,7 +8,7 @@ from matplotlib.patches import FancyBboxPatch
 from labkit.errors import PlanError
 from labkit.palette import LOOKS
 from labkit.plots.marks import draw_mark
-from labkit.plots.picture import INK, MUTED, finish, sheet, styled
+from labkit.plots.picture import INK, MUTED, finish, head, sheet, styled
 from labkit.sweep import Sweep, SweepRow
 from labkit.table import plain
 
@@ -27,11 +27,15 @@ def sweep_map(sweeps: Sequence[Sweep], ax=None):
     if shared:
         names = [names[0], *[0.0] * (len(lines) - 1)]
     width = _LEFT + _CELL * max(len(rows) for _, rows, _ in lines) + 0.25
-    height = 0.62 + sum(names) + (_HEIGHT + 0.2) * len(lines)
+    title = head(plain(sweeps[0].why, 300), width - 0.4) if len(sweeps) == 1 else [_TITLE]
+    top = 0.3 + 0.2 * len(title) + 0.22 * (len(sweeps) == 1)
+    height = top + 0.1 + sum(names) + (_HEIGHT + 0.2) * len(lines)
     with styled():
         sheet_ax = sheet(width, height, ax)
-        sheet_ax.text(0.22, height - 0.16, _TITLE, weight="bold", size=10.5, va="top", gid="title")
-        y = height - 0.55
+        sheet_ax.text(0.22, height - 0.16, "\n".join(title), weight="bold", size=10.5, va="top", linespacing=1.25, gid="title")
+        if len(sweeps) == 1:
+            sheet_ax.text(0.22, height - 0.22 - 0.2 * len(title), _TITLE, color=MUTED, va="top", gid="subtitle")
+        y = height - top
         for (first, rows, _), room in zip(lines, names):
             y -= room + _HEIGHT
             if first:
@@ -47,7 +51,9 @@ def sweep_map(sweeps: Sequence[Sweep], ax=None):
 
 def _draw_name(ax, sweep: Sweep, y: float) -> None:
     bad = sum(row.verdict == sweep.verdict for row in sweep.rows[1:])
-    said = "holds" if sweep.verdict == "holds" else f"{sweep.verdict} at {bad} of {len(sweep.rows) - 1}"
+    said = sweep.verdict
+    if said != "holds":
+        said += f" at {bad} of {len(sweep.rows) - 1}" if bad else " without a crash"
     ax.text(0.22, y + 0.02, plain(sweep.name, 17), weight="bold", va="bottom", gid="name")
     ax.text(0.22, y - 0.02, said, color=MUTED, va="top", size=8, gid="verdict")
 
@@ -69,4 +75,4 @@ def _words(point: str) -> list[str]:
 
 
 def _said(sweep: Sweep) -> str:
-    return f"{sweep.name}: " + ", ".join(f"{row.point} {row.status}" for row in sweep.rows) + "."
+    return f"{sweep.name}: " + ", ".join(f"{row.point} – {row.status}" for row in sweep.rows) + f". Verdict: {sweep.verdict}; {sweep.why}."

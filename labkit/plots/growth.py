@@ -3,16 +3,17 @@
 import heapq
 
 import numpy
-from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
 
 from labkit.account import Account
 from labkit.palette import LOOKS
-from labkit.plots.picture import DELIVERIES, INK, MUTED, finish, head, styled
+from labkit.plots.picture import DELIVERIES, INK, MUTED, chart, finish, head, styled
 from labkit.report import totals
 from labkit.result import Run
 from labkit.table import count, plain
 
 _SAMPLES, _BINS = 600, 40
+_SHORT_MS = 2000
 _FAULTS = ("killed", "exited", "stopped", "ack.dropped")
 _READY, _IN_FLIGHT = DELIVERIES, LOOKS["terminal"].colour
 
@@ -23,22 +24,21 @@ def queue_growth(run: Run, ax=None):
     with styled():
         if ax is None:
             title = head(plain(run.why, 300), 8.2)
-            figure = Figure(figsize=(9, 5.2 + 0.2 * len(title)), layout="constrained")
-            main, rates, age = figure.subplots(3, 1, sharex=True, height_ratios=(3, 1.4, 1.2))
-            main.set_title("\n".join(title), loc="left", size=10.5, weight="bold", gid="title")
+            main, rates, age = chart(9, 5.4 + 0.2 * len(title), 3, sharex=True, height_ratios=(3, 1.4, 1.2))
+            main.set_title("\n".join(title), loc="left", size=10.5, weight="bold", pad=12, gid="title")
             growth.draw_rates(rates)
             growth.draw_age(age)
             bottom = age
         else:
             main = bottom = ax
         growth.draw_queue(main)
-        bottom.set_xlabel("seconds since the first message was confirmed")
+        bottom.set_xlabel(f"{growth.unit} since the first message was confirmed")
     return finish(main, ax, f"Queue growth: {totals(run)}; {count(len(growth.faults), 'fault')} on the axis of time. "
-                            f"The verdict is {run.verdict}: {plain(run.why, 300)}.")
+                            f"Verdict: {run.verdict}; {plain(run.why, 300)}.")
 
 
 class _Growth:
-    """The curves over `at`, in seconds: messages `ready`, `in_flight`, and the `age` of the oldest one; and when the rest happened."""
+    """The curves over `at`, in units of `unit`: messages `ready`, `in_flight`, and the `age` of the oldest one; and when the rest happened."""
 
     def __init__(self, run: Run):
         settings = run.facts.settings
@@ -46,10 +46,11 @@ class _Growth:
         self._ready_words = "ready" if settings.get("prefetch", 1) == 1 else "ready, or prefetched and not begun"
         account, published, waiting = Account(automatic, settings.get("dead_letter", True)), {}, []
         start = next((event.at_ms for event in run.events if event.name == "published"), 0.0)
+        self.unit, scale = ("milliseconds", 1) if not run.events or run.events[-1].at_ms - start < _SHORT_MS else ("seconds", 1000)
         points, self.arrivals, self.services, self.faults = [], [], [], []
         before = 0
         for event in run.events:
-            now = (event.at_ms - start) / 1000
+            now = (event.at_ms - start) / scale
             account.take(event)
             if event.name == "published":
                 published[event.position] = now
@@ -78,23 +79,27 @@ class _Growth:
         for now, name in self.faults:
             ax.plot(now, 0, "X", ms=9, color=INK, mec=ax.get_facecolor(), clip_on=False, zorder=5, gid=name)
         for name in dict.fromkeys(name for _, name in self.faults):
-            ax.annotate(name, (next(now for now, other in self.faults if other == name), 0), (0, 8), textcoords="offset points", ha="center", size=8)
+            ax.annotate(name, (next(now for now, other in self.faults if other == name), 0), (0, 8), textcoords="offset points", ha="center", size=8,
+                        bbox={"facecolor": ax.get_facecolor(), "edgecolor": "none", "pad": 1, "alpha": 0.8}, gid="fault")
         ax.set_ylim(0, max(1, self.most_ready, self.in_flight.max()) * 1.15)
+        ax.yaxis.set_major_locator(MaxNLocator(integer=True))
+        ax.yaxis.set_major_formatter("{x:,.0f}")
         ax.set_ylabel("messages")
 
     def draw_rates(self, ax) -> None:
         edges = numpy.linspace(self.at[0], max(self.at[-1], self.at[0] + 1e-3), _BINS + 1)
         for times, colour, word in ((self.arrivals, _READY, "confirmed"), (self.services, LOOKS["once"].colour, "settled")):
-            rate = numpy.histogram(times, edges)[0] / numpy.diff(edges)
+            rate = numpy.histogram(times, edges)[0] / numpy.diff(edges) * (1000 if self.unit == "milliseconds" else 1)
             ax.stairs(rate, edges, color=colour, lw=1.4, gid=word)
             self._label(ax, edges[:-1], rate, word, colour)
         ax.set_ylabel("a second")
+        ax.yaxis.set_major_formatter("{x:,.0f}")
         ax.set_ylim(0)
 
     def draw_age(self, ax) -> None:
         at, age = self._sampled(self.age)
         ax.fill_between(at, age, color=LOOKS["pending"].colour, alpha=0.35, lw=0, gid="age")
-        ax.set_ylabel("age of the\noldest, s")
+        ax.set_ylabel(f"age of the\noldest, {'ms' if self.unit == 'milliseconds' else 's'}")
         ax.set_ylim(0)
 
     def _sampled(self, *curves):

@@ -9,7 +9,7 @@ from labkit.plots.picture import BUSY, INK, LINE, MUTED, finish, head, sheet, st
 from labkit.result import Run
 from labkit.table import plain
 
-_COLUMN, _LANE, _LEFT, _RIGHT = 0.94, 0.82, 1.05, 0.2             # inches
+_COLUMN, _LANE, _LEFT, _RIGHT, _LINE = 0.94, 0.82, 1.05, 0.2, 0.14           # inches
 _BROKER, _LEDGER = "broker", "ledger"
 
 
@@ -26,14 +26,16 @@ def trail(run: Run, effect_key: str, ax=None):
     with styled():
         drawing = _Drawing(sheet(width, height, ax), {lane: height - top - _LANE * at for at, lane in enumerate(lanes)}, width)
         drawing.ax.text(0.22, height - 0.16, "\n".join(title), weight="bold", size=10.5, va="top", linespacing=1.25, gid="title")
-        drawing.ax.text(0.22, height - 0.22 - 0.2 * len(title), found.title, color=MUTED, va="top", gid="subtitle")
+        status, y = run.statuses[effect_key], height - 0.3 - 0.2 * len(title)
+        draw_mark(drawing.ax, status, 0.3, y, size=7)
+        drawing.ax.text(0.48 if status == "duplicated" else 0.42, y, found.title, color=MUTED, va="center_baseline", gid="subtitle")
         drawing.lanes()
         drawing.busy(shown)
         drawing.transactions(shown)
         for at, moment in enumerate(shown):
             drawing.moment(at, moment)
     said = "; ".join(moment.said for moment in shown)
-    return finish(drawing.ax, ax, f"Trail of {plain(found.title, 200)}. {said}. The verdict is {run.verdict}: {plain(run.why, 300)}.")
+    return finish(drawing.ax, ax, f"Trail of {plain(found.title, 200)}. {said}. Verdict: {run.verdict}; {plain(run.why, 300)}.")
 
 
 class _Drawing:
@@ -77,8 +79,9 @@ class _Drawing:
         self.words(at, lane, moment.words, above)
 
     def words(self, at: int, lane: str, words: list[str], above: bool) -> None:
-        y = self.y[lane] + (0.15 if above else -0.15)
-        self.ax.text(self.x(at), y, "\n".join(words), ha="center", va="bottom" if above else "top", size=8, linespacing=1.2, gid="words")
+        y = self.y[lane] + (0.17 + _LINE * (len(words) - 1) if above else -0.25)
+        for line, word in enumerate(words):           # each by itself, so that the lines of neighbours stand level
+            self.ax.text(self.x(at), y - _LINE * line, word, ha="center", size=8, gid="words")
 
     def _broker(self, x: float, moment: Moment) -> None:
         dead = moment.step == "dead-lettered"
