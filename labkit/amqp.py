@@ -5,7 +5,7 @@ Built on pika's asyncio connection, so that every wait has a deadline, even agai
 
 import asyncio
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 import pika
@@ -17,6 +17,7 @@ from labkit.errors import BrokerError
 from labkit.message import POSITION_HEADER, Message
 
 logging.getLogger("pika").setLevel(logging.CRITICAL)  # what goes wrong is told by our own errors
+_ANSWER_S = 10                                        # for a connection or a channel
 _BATCH = 500                                          # messages handed to the socket between two looks at the answers
 
 
@@ -24,8 +25,8 @@ class Session:
     """One connection. Everything here runs on the event loop that opened it."""
 
     @classmethod
-    async def open(cls, address: Address, deadline_s: float = 10) -> "Session":
-        """Connects. Raises BrokerError when that takes longer than `deadline_s` seconds or is refused."""
+    async def open(cls, address: Address) -> "Session":
+        """Connects. Raises BrokerError when that is refused, or takes too long."""
         session, opened = cls(), asyncio.get_running_loop().create_future()
         session.blocked: str | None = None            # the broker's reason for taking no messages
         session._calls = _Calls()
@@ -35,12 +36,7 @@ class Session:
                                                on_close_callback=lambda _, error: session._calls.end(error))
         session.connection.add_on_connection_blocked_callback(lambda _, frame: session._block(frame.method.reason))
         session.connection.add_on_connection_unblocked_callback(lambda *_: session._block(None))
-        try:
-            async with asyncio.timeout(deadline_s):
-                await opened
-        except TimeoutError:
-            raise BrokerError(f"RabbitMQ did not answer within {deadline_s:g} s.", "it is frozen, or overloaded",
-                              "Run `python3 -m labkit doctor`.") from None
+        await _in_time(opened)
         return session
 
     @property
@@ -54,10 +50,10 @@ class Session:
             if (channel := self._free.pop())._pika.is_open:
                 return channel
         channel = Channel(self)
-        channel._pika = await self._calls.make(lambda done: self.connection.channel(on_open_callback=done))
+        channel._pika = await _in_time(self._calls.make(lambda done: self.connection.channel(on_open_callback=done)))
         channel._pika.add_on_close_callback(lambda _, error: channel._end(error))
         channel._pika.add_on_return_callback(channel._returned)
-        await channel._calls.make(lambda done: channel._pika.confirm_delivery(channel._confirmed, callback=done))
+        await _in_time(channel._calls.make(lambda done: channel._pika.confirm_delivery(channel._confirmed, callback=done)))
         return channel
 
     def close(self) -> None:
@@ -203,6 +199,14 @@ class _Calls:
         self._ended = error
         for answer in self._waiting:
             answer.done() or answer.set_exception(_lost(error))
+
+
+async def _in_time(answer: Awaitable) -> Any:
+    try:
+        async with asyncio.timeout(_ANSWER_S):
+            return await answer
+    except TimeoutError:
+        raise BrokerError(f"RabbitMQ did not answer within {_ANSWER_S} s.", "it is frozen, or overloaded", "Run `python3 -m labkit doctor`.") from None
 
 
 def _lost(error: BaseException | None) -> BrokerError:

@@ -24,7 +24,8 @@ class WorkerProcess:
     """One worker process: its line, its trace, what it prints, and how it ended. Lives on the event loop."""
 
     def __init__(self, server: "ForkServer", address: Address):
-        self.free = False                             # connected, and without a job
+        self.free = False                             # connected, and done with every job that it was given
+        self._given = 0
         self.pid: int | None = None
         self.exit_status: int | None = None           # as subprocess has it: -9 is a death by signal 9
         self.on_frame: Callable[[dict], None] = self._while_waiting
@@ -58,6 +59,15 @@ class WorkerProcess:
         finally:
             self._line.setblocking(False)
 
+    def give(self, job: dict[str, Any], handler: bytes) -> None:
+        """Sends a job; the worker may have called itself free before it heard of it, so its word names how many it did."""
+        self.free, self._given = False, self._given + 1
+        self.tell({"t": "job", **job}, handler)
+
+    def hear_free(self, done: int) -> None:
+        """Takes a worker's word that it is free, having done so many jobs."""
+        self.free = done == self._given
+
     def signal(self, number: int) -> None:
         """Sends a signal to the process, unless it was reaped."""
         if self.pid and self.exit_status is None:
@@ -69,7 +79,8 @@ class WorkerProcess:
         self._line.close()
 
     def _while_waiting(self, frame: dict[str, Any]) -> None:
-        self.free = frame["t"] == "free"
+        if frame["t"] == "free":
+            self.hear_free(frame["done"])
 
     def _hear(self) -> None:
         try:
@@ -148,7 +159,6 @@ class Crew:
         self._standbys = [standby for standby in self._standbys if standby.exit_status is None]
         for standby in sorted(self._standbys, key=lambda standby: not standby.free):
             self._standbys.remove(standby)
-            standby.free = False
             return standby
         return WorkerProcess(self._server, self._address)
 

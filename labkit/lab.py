@@ -9,7 +9,7 @@ import uuid
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-from labkit import controller, ledger, message as samples, ship
+from labkit import controller, ledger, message as samples, ship, topology
 from labkit.amqp import Session
 from labkit.broker import Broker, find
 from labkit.crew import Crew
@@ -97,6 +97,10 @@ class Lab:
         """Shows what a labkit verb is in plain pika or SQL."""
         from labkit.plain import Plain
         return Plain(verb)
+
+    def queue(self, word: str) -> str:
+        """Returns a name for a queue of your own, that nobody else uses: declare it, and delete it, in plain pika."""
+        return topology.own_queue(self._prefix, word)
 
     def close(self) -> None:
         """Ends the workers and gives the broker back; safe to call twice."""

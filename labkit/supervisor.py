@@ -169,7 +169,7 @@ class Supervisor:
         process.on_end = lambda: seat.process is process and self._bury(seat)
         # With automatic acknowledgement the client's buffer is filled first, so that a kill loses the same number each time.
         fill = len(self.account.outstanding) if plan.automatic and plan.workers == 1 and self._published else 0
-        process.tell({"t": "job", "queue": self._work, "prefetch": plan.prefetch, "automatic": plan.automatic, "fill": fill,
+        process.give({"queue": self._work, "prefetch": plan.prefetch, "automatic": plan.automatic, "fill": fill,
                       "max_deliveries": plan.max_deliveries,
                       "armed": self.firing.armed, "ledger": plan.ledger, "worker": seat.number, "folder": os.getcwd(), "path": sys.path}, plan.blob)
         if process.exit_status is not None:
@@ -181,7 +181,7 @@ class Supervisor:
             case "idle":
                 seat.idle = frame["handled"] == len(seat.deliveries)          # else it was sent before a delivery that is known by now
             case "free":
-                seat.process.free = True
+                seat.process.hear_free(frame["done"])
             case "gate":
                 self.firing.ask(seat, frame)
             case "fenced":

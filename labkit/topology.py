@@ -33,6 +33,11 @@ def dead_queue(prefix: str, run: int) -> str:
     return f"{prefix}.{run}.dead"
 
 
+def own_queue(prefix: str, word: str) -> str:
+    """Returns a name for a queue that a learner declares in plain pika."""
+    return f"{prefix}.own.{word}"
+
+
 def work_arguments(queue_type: str, dead: str | None, delivery_limit: int | None) -> dict[str, Any]:
     """Returns the arguments of a work queue; the default exchange routes to `dead`, the queue of that name."""
     arguments: dict[str, Any] = {"x-queue-type": queue_type, "x-expires": EXPIRES_MS}

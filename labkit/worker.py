@@ -7,6 +7,7 @@ be inside pika or inside the handler. If the line ends, the supervisor is gone, 
 import collections
 import faulthandler
 import gc
+import itertools
 import os
 import pickle
 import queue
@@ -63,11 +64,10 @@ class Worker:
         threading.Thread(target=self._listen, args=(decoder, rest), daemon=True).start()
         try:
             self._connect()
-            while True:
-                self._tell(t="free")
+            for done in itertools.count():
+                self._tell(t="free", done=done)
                 while self._jobs.empty():
                     self._connection.process_data_events(time_limit=None)
-                self._stopping = False
                 self._work(*self._jobs.get())
                 self._channel.close()
                 self._channel = self._connection.channel()
@@ -223,6 +223,7 @@ class Worker:
                         self._answers.put((frame, blob))
                         continue
                     case "job":
+                        self._stopping = False        # here, so that a stop right behind the job is not forgotten
                         self._jobs.put((frame, blob))
                     case "stop":
                         self._may_stay, self._stopping = frame["may_stay"], True

@@ -54,10 +54,15 @@ def test_there_is_no_worker_nine(lab):
 
 
 def test_an_interrupt_stops_the_run_and_leaves_the_lab_usable(lab):
-    interrupt = threading.Timer(0.3, signal.raise_signal, [signal.SIGINT])
-    interrupt.start()
+    live = lab.start(handlers.loop_for_ever, lab.reminders(1), deadline_s=600)
+
+    def interrupt():
+        until(lambda: live.counts["deliveries"] == 1)
+        signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)
+    threading.Thread(target=interrupt).start()
     with pytest.raises(KeyboardInterrupt):
-        lab.run(handlers.loop_for_ever, lab.reminders(1), deadline_s=600)
+        live.wait()
+    assert live.done
     assert lab.run(handlers.once_then_ack, lab.reminders(1)).verdict == "holds"
 
 
