@@ -7,7 +7,7 @@ from matplotlib.patches import FancyBboxPatch
 
 from labkit.errors import PlanError
 from labkit.palette import LOOKS
-from labkit.plots.marks import draw_mark
+from labkit.plots.marks import draw_marks
 from labkit.plots.picture import INK, MUTED, finish, head, sheet, styled
 from labkit.sweep import Sweep, SweepRow
 from labkit.table import plain
@@ -26,7 +26,7 @@ def sweep_map(sweeps: Sequence[Sweep], ax=None):
     names = [max(len(_words(row.point)) for row in rows) * _LINE + 0.06 for _, rows, _ in lines]
     if shared:
         names = [names[0], *[0.0] * (len(lines) - 1)]
-    width = _LEFT + _CELL * max(len(rows) for _, rows, _ in lines) + 0.25
+    width = max(5.2, _LEFT + _CELL * max(len(rows) for _, rows, _ in lines) + 0.25)
     title = head(plain(sweeps[0].why, 300), width - 0.4) if len(sweeps) == 1 else [_TITLE]
     top = 0.3 + 0.2 * len(title) + 0.22 * (len(sweeps) == 1)
     height = top + 0.1 + sum(names) + (_HEIGHT + 0.2) * len(lines)
@@ -62,7 +62,7 @@ def _draw_cell(ax, row: SweepRow, x: float, y: float) -> None:
     colour = LOOKS[row.status].colour
     ax.add_patch(FancyBboxPatch((x + _GAP / 2, y), _CELL - _GAP, _HEIGHT, boxstyle="round,pad=0,rounding_size=0.07", gid=f"cell {row.status}",
                                 facecolor=colour + "30", edgecolor=colour, linewidth=1.1))
-    draw_mark(ax, row.status, x + _CELL / 2, y + _HEIGHT * 0.66)
+    draw_marks(ax, row.status, [(x + _CELL / 2, y + _HEIGHT * 0.66)])
     ax.text(x + _CELL / 2, y + _HEIGHT * 0.24, row.status, ha="center", va="center", size=8, color=INK, gid="status")
 
 

@@ -5,16 +5,18 @@ import heapq
 import numpy
 from matplotlib.ticker import MaxNLocator
 
+from labkit import steps
 from labkit.account import Account
 from labkit.palette import LOOKS
-from labkit.plots.picture import DELIVERIES, INK, MUTED, chart, finish, head, styled
+from labkit.plots.picture import DELIVERIES, INK, LINE, MUTED, chart, finish, head, styled
 from labkit.report import totals
 from labkit.result import Run
 from labkit.table import count, plain
 
 _SAMPLES, _BINS = 600, 40
-_SHORT_MS = 2000
+_SHORT_MS, _FEW = 2000, 20
 _FAULTS = ("killed", "exited", "stopped", "ack.dropped")
+_MOVES = (*_FAULTS, "published", "dead-lettered", "channel.closed", "cancelled", "connection.lost", steps.RECEIVE, steps.ACK, steps.NACK, steps.REJECT)
 _READY, _IN_FLIGHT = DELIVERIES, LOOKS["terminal"].colour
 
 
@@ -50,6 +52,8 @@ class _Growth:
         points, self.arrivals, self.services, self.faults = [], [], [], []
         before = 0
         for event in run.events:
+            if event.name not in _MOVES:
+                continue
             now = (event.at_ms - start) / scale
             account.take(event)
             if event.name == "published":
@@ -64,7 +68,7 @@ class _Growth:
             before = outstanding
             while waiting and waiting[0] not in account.outstanding:
                 heapq.heappop(waiting)
-            in_flight = 0 if automatic else min(outstanding, sum(map(len, account.held.values())))
+            in_flight = 0 if automatic else min(outstanding, sum(len(tags) for tags in account.held.values()))
             points.append((now, outstanding - in_flight, in_flight, now - published[waiting[0]] if waiting else 0.0))
         self.at, self.ready, self.in_flight, self.age = numpy.array(points or [(0.0, 0, 0, 0.0)]).T
         self.most_ready = int(self.ready.max())
@@ -76,13 +80,17 @@ class _Growth:
         ax.step(at, in_flight, where="post", color=_IN_FLIGHT, lw=1.4, gid="in flight")
         self._label(ax, at, ready, self._ready_words, MUTED)
         self._label(ax, at, in_flight, "in flight", _IN_FLIGHT)
-        for now, name in self.faults:
-            ax.plot(now, 0, "X", ms=9, color=INK, mec=ax.get_facecolor(), clip_on=False, zorder=5, gid=name)
-        for name in dict.fromkeys(name for _, name in self.faults):
-            ax.annotate(name, (next(now for now, other in self.faults if other == name), 0), (0, 8), textcoords="offset points", ha="center", size=8,
-                        bbox={"facecolor": ax.get_facecolor(), "edgecolor": "none", "pad": 1, "alpha": 0.8}, gid="fault")
-        ax.set_ylim(0, max(1, self.most_ready, self.in_flight.max()) * 1.15)
-        ax.yaxis.set_major_locator(MaxNLocator(integer=True))
+        for line, name in enumerate(dict.fromkeys(name for _, name in self.faults)):
+            times = [now for now, other in self.faults if other == name]
+            few = len(times) <= _FEW
+            ax.plot(times, [0] * len(times), "X" if few else "|", ms=9, color=INK, mec=ax.get_facecolor() if few else INK, ls="", clip_on=False,
+                    zorder=5, gid=name)
+            if few:
+                ax.vlines(times, 0, 1, transform=ax.get_xaxis_transform(), color=LINE, lw=0.8, zorder=0)
+            ax.annotate(name + (f", {len(times):,} times" if len(times) > 1 else ""), (times[0], 1), (0, -9 - 11 * line), xycoords=ax.get_xaxis_transform(),
+                        textcoords="offset points", ha="center", size=8, gid="fault")
+        ax.set_ylim(0, max(1, self.most_ready, self.in_flight.max()) * 1.25)
+        ax.yaxis.set_major_locator(MaxNLocator(integer=True, nbins=6))
         ax.yaxis.set_major_formatter("{x:,.0f}")
         ax.set_ylabel("messages")
 

@@ -3,7 +3,7 @@
 from labkit import steps
 from labkit.palette import LOOKS
 from labkit.plots import moments
-from labkit.plots.marks import draw_mark
+from labkit.plots.marks import draw_marks
 from labkit.plots.moments import Moment
 from labkit.plots.picture import BUSY, INK, LINE, MUTED, finish, head, sheet, styled
 from labkit.result import Run
@@ -11,6 +11,7 @@ from labkit.table import plain
 
 _COLUMN, _LANE, _LEFT, _RIGHT, _LINE = 0.94, 0.82, 1.05, 0.2, 0.14           # inches
 _BROKER, _LEDGER = "broker", "ledger"
+_ABOVE = ("broker", "delivery", "answer", "gap")      # their words stand over the broker's lane
 
 
 def trail(run: Run, effect_key: str, ax=None):
@@ -21,13 +22,13 @@ def trail(run: Run, effect_key: str, ax=None):
     lanes = [_BROKER, *workers, _LEDGER]
     width = max(5.2, _LEFT + _COLUMN * max(len(shown), 1) + _RIGHT)
     title = head(plain(run.why, 300), width - 0.4)
-    top = 0.24 + 0.2 * len(title) + 0.24 + 0.52
+    top = 0.74 + 0.2 * len(title) + _LINE * max([2, *[len(moment.words) for moment in shown if moment.kind in _ABOVE]])
     height = top + _LANE * (len(lanes) - 1) + 0.6
     with styled():
         drawing = _Drawing(sheet(width, height, ax), {lane: height - top - _LANE * at for at, lane in enumerate(lanes)}, width)
         drawing.ax.text(0.22, height - 0.16, "\n".join(title), weight="bold", size=10.5, va="top", linespacing=1.25, gid="title")
         status, y = run.statuses[effect_key], height - 0.3 - 0.2 * len(title)
-        draw_mark(drawing.ax, status, 0.3, y, size=7)
+        draw_marks(drawing.ax, status, [(0.3, y)], size=7)
         drawing.ax.text(0.48 if status == "duplicated" else 0.42, y, found.title, color=MUTED, va="center_baseline", gid="subtitle")
         drawing.lanes()
         drawing.busy(shown)
@@ -74,9 +75,8 @@ class _Drawing:
 
     def moment(self, at: int, moment: Moment) -> None:
         getattr(self, f"_{moment.kind}")(self.x(at), moment)
-        lane, above = {"ledger": (_LEDGER, False), "delivery": (_BROKER, True), "answer": (_BROKER, True), "broker": (_BROKER, True),
-                       "gap": (_BROKER, True)}.get(moment.kind, (moment.lane, False))
-        self.words(at, lane, moment.words, above)
+        above = moment.kind in _ABOVE
+        self.words(at, _BROKER if above else _LEDGER if moment.kind == "ledger" else moment.lane, moment.words, above)
 
     def words(self, at: int, lane: str, words: list[str], above: bool) -> None:
         y = self.y[lane] + (0.17 + _LINE * (len(words) - 1) if above else -0.25)
@@ -97,7 +97,10 @@ class _Drawing:
             return
         colour, stop = LOOKS["unknown"].colour, start + (end - start) * (1 - 0.4 / (1 + round((end - start - _LANE) / _LANE)))
         self.ax.plot([x, x], [start, stop - 0.08], color=colour, lw=1.6, ls=(0, (3, 2)), zorder=3, gid="broken arrow")
-        self.ax.plot(x, stop, "x" if moment.dropped else "$?$", ms=8, mew=2 if moment.dropped else 0.4, color=colour, zorder=4)
+        if moment.dropped:
+            self.ax.plot(x, stop, "x", ms=8, mew=2, color=colour, zorder=4, gid="dropped")
+        else:
+            draw_marks(self.ax, "unknown", [(x, stop)])
 
     def _ledger(self, x: float, moment: Moment) -> None:
         self.ax.plot([x, x], [self.y[moment.lane], self.y[_LEDGER]], color=MUTED, lw=0.9, ls=(0, (1, 2)), zorder=2)
@@ -121,7 +124,7 @@ class _Drawing:
         self.ax.plot(x, self.y[moment.lane], "o", ms=7, color=INK, mfc=self.ax.get_facecolor(), mew=1.5, zorder=4, gid=moment.step)
 
     def _missing(self, x: float, moment: Moment) -> None:
-        draw_mark(self.ax, "lost", x, self.y[_LEDGER], size=11)
+        draw_marks(self.ax, "lost", [(x, self.y[_LEDGER])], size=11)
 
     def _gap(self, x: float, moment: Moment) -> None:
         for y in self.y.values():

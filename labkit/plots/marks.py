@@ -1,13 +1,20 @@
 """The mark of each status, as it is drawn in every picture."""
 
+from collections.abc import Iterable
+
 from labkit.palette import LOOKS
 
-_MARKERS = {"lost": "o", "terminal": "s", "pending": ">", "unknown": "$?$"}
+_MARKERS = {"lost": "o", "terminal": "s", "pending": ">"}
 
 
-def draw_mark(ax, status: str, x: float, y: float, size: float = 9, apart: float = 0.07) -> None:
-    """Draws the mark of a status: one dot, two dots 2 × `apart` from each other, a ring, a square, a triangle or a question mark."""
+def draw_marks(ax, status: str, places: Iterable[tuple[float, float]], size: float = 9, apart: float = 0.07) -> None:
+    """Draws the mark of a status at each (x, y): a dot, two dots 2 × `apart` from each other, a ring, a square, a triangle or a question mark."""
     colour = LOOKS[status].colour
     shifts = (-apart, apart) if status == "duplicated" else (0,)
-    ax.plot([x + shift for shift in shifts], [y] * len(shifts), _MARKERS.get(status, "o"), ms=size, mew=1.8 if status == "lost" else 0.4,
+    if status == "unknown":
+        for x, y in places:
+            ax.text(x, y, "?", ha="center", va="center", size=size + 3, weight="bold", color=colour, gid="mark unknown")
+        return
+    spots = [(x + shift, y) for x, y in places for shift in shifts]
+    ax.plot([x for x, _ in spots], [y for _, y in spots], marker=_MARKERS.get(status, "o"), ms=size, mew=1.8 if status == "lost" else 0.4,
             color=colour, mfc="none" if status == "lost" else colour, ls="", gid=f"mark {status}")

@@ -3,13 +3,13 @@
 from matplotlib.ticker import MaxNLocator
 
 from labkit.palette import LOOKS, WORST_FIRST
-from labkit.plots.marks import draw_mark
+from labkit.plots.marks import draw_marks
 from labkit.plots.picture import DELIVERIES, INK, LINE, MUTED, chart, finish, head, styled
 from labkit.report import totals
 from labkit.result import Run
 from labkit.table import count, plain
 
-_MOST_BARS, _MOST_TICKS, _MOST_NAMES = 200, 12, 4
+_MOST_BARS, _MOST_TICKS, _MOST_NAMES, _MOST_MARKS = 200, 12, 4, 40
 _WIDTH = 9                                            # inches
 
 
@@ -21,7 +21,7 @@ def deliveries_and_effects(run: Run, ax=None):
     title, below = head(plain(run.why, 300), 8), _names(run, keys)
     with styled():
         drawn = chart(_WIDTH, 3.2 + 0.2 * len(title + below)) if ax is None else ax
-        _draw_bars(drawn, run, bars)
+        _draw_bars(drawn, run, bars, grouped=each > 1)
         drawn.set_title("\n".join(title), loc="left", size=10.5, weight="bold", pad=10 + 13 * len(below), gid="title")
         drawn.annotate("\n".join(below), (0, 1), (0, 8), xycoords="axes fraction", textcoords="offset points", va="bottom", color=MUTED,
                        linespacing=1.3, gid="names")
@@ -33,20 +33,28 @@ def deliveries_and_effects(run: Run, ax=None):
     return finish(drawn, ax, f"Deliveries against effects: {totals(run)}. {'; '.join(below)}. Verdict: {run.verdict}; {plain(run.why, 300)}.")
 
 
-def _draw_bars(ax, run: Run, bars: list[str]) -> None:
+def _draw_bars(ax, run: Run, bars: list[str], grouped: bool) -> None:
     delivered = [run.deliveries[key] for key in bars]
     effects = [(run.facts.effects or {}).get(key, 0) for key in bars]
     width = 0.4 if len(bars) <= _MOST_TICKS else 0.7 if len(bars) <= 60 else 1
+    colours = [LOOKS[run.statuses[key]].colour for key in bars]
+    if len(bars) > _MOST_TICKS:                       # what is as it should be steps back
+        colours = [colour + "90" if colour == LOOKS["once"].colour else colour for colour in colours]
+    if grouped:                                       # the others of a group are around its oddest, which is drawn narrow
+        ax.bar(range(len(bars)), [1] * len(bars), 1, color=DELIVERIES + "60")
+        ax.bar(range(len(bars)), [-1] * len(bars), 1, color=LOOKS["once"].colour + "60")
+        width = 0.3
     ax.bar(range(len(bars)), delivered, width, color=DELIVERIES, gid="deliveries")
-    ax.bar(range(len(bars)), [-number for number in effects], width, color=[LOOKS[run.statuses[key]].colour for key in bars], gid="effects")
+    ax.bar(range(len(bars)), [-number for number in effects], width, color=colours, gid="effects")
     ax.axhline(0, color=INK, lw=0.8)
     for one in (1, -1):
         ax.axhline(one, color=LINE, lw=0.8, zorder=0)
     high, low = max([1, *delivered]), max([1, *effects])
     room = 0.09 * (high + low)
-    for at, (key, number) in enumerate(zip(bars, effects)):
-        if run.statuses[key] != "once":
-            draw_mark(ax, run.statuses[key], at, -number - room * 0.8, size=6, apart=0.0045 * max(len(bars), 2))
+    for status in WORST_FIRST[:-1]:
+        places = [(at, -number - room * 0.8) for at, (key, number) in enumerate(zip(bars, effects)) if run.statuses[key] == status]
+        if len(places) <= _MOST_MARKS:
+            draw_marks(ax, status, places, size=6, apart=0.0045 * max(len(bars), 2))
     ax.set(xlim=(-0.8, max(len(bars), 1) - 0.2), ylim=(-low - room * 1.8, high + room))
     ax.yaxis.set_major_locator(MaxNLocator(integer=True, nbins=7))
     ax.yaxis.set_major_formatter(lambda value, _: f"{abs(value):,.0f}")

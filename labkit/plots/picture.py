@@ -34,7 +34,7 @@ class Picture:
             warnings.filterwarnings("ignore", "Glyph .* missing")         # a learner's key may be in any script
             self.figure.savefig(buffer, format="png", dpi=_DPI)
         with PIL.Image.open(buffer) as image, io.BytesIO() as small:
-            image.convert("RGB").quantize(96, dither=PIL.Image.Dither.NONE).save(small, "png", optimize=True)
+            image.convert("RGB").quantize(256, PIL.Image.Quantize.MAXCOVERAGE, dither=PIL.Image.Dither.NONE).save(small, "png", optimize=True)
             return small.getvalue()
 
     def __repr__(self) -> str:
