@@ -51,11 +51,12 @@ class Live:
         return self._judged(self._supervisor.events, facts)
 
     def _so_far(self) -> Run:
-        supervisor = self._supervisor
-        where = dict(supervisor.account.where) if supervisor else {}
-        fired = list(supervisor.firing.fired) if supervisor else []
-        return self._judged(list(supervisor.events) if supervisor else [],
-                            Facts(self._plan.settings(), [str(fault) for fault in self._plan.faults], fired, None, where, "stopped", "the run is under way"))
+        events, fired, where = controller.carry_out(self._look())
+        return self._judged(events, Facts(self._plan.settings(), [str(fault) for fault in self._plan.faults], fired, None, where,
+                                          "stopped", "the run is under way"))
+
+    async def _look(self) -> tuple[list, list, dict]:
+        return self._supervisor.look() if self._supervisor else ([], [], {})
 
     def _judged(self, events: list, facts: Facts) -> Run:
         try:

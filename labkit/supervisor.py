@@ -84,6 +84,11 @@ class Supervisor:
             self._channel.give_back(self._work, *[self._dead] * plan.dead_letter)
             self._crew.refill()
 
+    def look(self) -> tuple[list[Event], list[int], dict[int, str]]:
+        """Returns what is known by now: events, how often each fault fired, and where each copy is."""
+        self._read()
+        return list(self.events), list(self.firing.fired), dict(self.account.where)
+
     def stop(self) -> None:
         """Ends the run at once, as a person asked."""
         self._end("stopped", "the run was stopped by hand")

@@ -43,7 +43,7 @@ def test_a_stopped_run_is_unknown_and_says_where_everything_is(lab):
     live.stop()
     run = live.wait()
     assert run.verdict == "unknown" and "stopped by hand" in run.why
-    assert run.counts["once"] + run.counts["pending"] == 500 and run.counts["once"] >= 2
+    assert run.counts["once"] + run.counts["pending"] == 500 and run.counts["effects"] >= 2
 
 
 def test_there_is_no_worker_nine(lab):
