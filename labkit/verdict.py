@@ -42,8 +42,6 @@ def _unknown(run):
     for key, status in run.statuses.items():
         if status in ("pending", "unknown"):
             return UNKNOWN, f"{key} is {status} at the end", _of(run, key, *steps.STEPS)
-    if facts.reason:
-        return UNKNOWN, facts.reason, []
 
 
 def _what_holds(run) -> str:

@@ -1,0 +1,42 @@
+"""The sweep: every crash point once, and with depth 2 the steps that only the recovery takes."""
+from tests.engine import handlers
+
+
+def table(sweep):
+    return {row.point: row.status for row in sweep.rows}
+
+
+def test_each_crash_point_of_ack_late(lab):
+    sweep = lab.sweep(handlers.effect_then_ack, lab.reminders(1))
+    assert table(sweep) == {
+        "no crash": "once", "before receive": "once", "after receive": "once", "before ledger.record": "once",
+        "after ledger.record": "duplicated", "before ack": "duplicated", "after ack": "once"}
+    assert sweep.verdict == "broken"
+    assert sweep.why == "after ledger.record: invoice-1:reminder was recorded 2 times (2 of 6 crash points are broken)"
+
+
+def test_each_crash_point_of_ack_early(lab):
+    assert table(lab.sweep(handlers.ack_then_effect, lab.reminders(1))) == {
+        "no crash": "once", "before receive": "once", "after receive": "once", "before ack": "once",
+        "after ack": "lost", "before ledger.record": "lost", "after ledger.record": "once"}
+
+
+def test_a_unique_key_holds_at_every_crash_point(lab):
+    sweep = lab.sweep(handlers.once_then_ack, lab.reminders(1))
+    assert (sweep.verdict, set(table(sweep).values()), len(sweep.rows)) == ("holds", {"once"}, 7)
+
+
+def find_first(delivery, shop):
+    if shop.ledger.find(delivery.message.effect_key):
+        delivery.reject()
+    else:
+        shop.ledger.record(delivery.message.effect_key)
+        delivery.ack()
+
+
+def test_depth_two_kills_again_where_only_the_recovery_goes(lab):
+    sweep = lab.sweep(find_first, lab.reminders(1), depth=2)
+    assert {row.point for row in sweep.rows if len(row.faults) == 2} == {
+        "after ledger.record, then before reject", "after ledger.record, then after reject",
+        "before ack, then before reject", "before ack, then after reject"}
+    assert all(row.run.facts.fired == [1] * len(row.faults) for row in sweep.rows)
