@@ -79,7 +79,8 @@ class _Growth:
         ax.step(at, ready, where="post", color=_READY, lw=1.4)
         ax.step(at, in_flight, where="post", color=_IN_FLIGHT, lw=1.4, gid="in flight")
         self._label(ax, at, ready, self._ready_words, MUTED)
-        self._label(ax, at, in_flight, "in flight", _IN_FLIGHT)
+        most = max(1, self.most_ready, self.in_flight.max())
+        self._label(ax, at, in_flight, "in flight", _IN_FLIGHT, below=in_flight.max() > 0.4 * most or most == 1)
         for line, name in enumerate(dict.fromkeys(name for _, name in self.faults)):
             times = [now for now, other in self.faults if other == name]
             few = len(times) <= _FEW
@@ -89,7 +90,7 @@ class _Growth:
                 ax.vlines(times, 0, 1, transform=ax.get_xaxis_transform(), color=LINE, lw=0.8, zorder=0)
             ax.annotate(name + (f", {len(times):,} times" if len(times) > 1 else ""), (times[0], 1), (0, -9 - 11 * line), xycoords=ax.get_xaxis_transform(),
                         textcoords="offset points", ha="center", size=8, gid="fault")
-        ax.set_ylim(0, max(1, self.most_ready, self.in_flight.max()) * 1.25)
+        ax.set_ylim(0, most * 1.25)
         ax.yaxis.set_major_locator(MaxNLocator(integer=True, nbins=6))
         ax.yaxis.set_major_formatter("{x:,.0f}")
         ax.set_ylabel("messages")
@@ -99,10 +100,12 @@ class _Growth:
         for times, colour, word in ((self.arrivals, _READY, "confirmed"), (self.services, LOOKS["once"].colour, "settled")):
             rate = numpy.histogram(times, edges)[0] / numpy.diff(edges) * (1000 if self.unit == "milliseconds" else 1)
             ax.stairs(rate, edges, color=colour, lw=1.4, gid=word)
-            self._label(ax, edges[:-1], rate, word, colour)
+            end = 0 if word == "confirmed" else _BINS      # one at each end, so that they never meet
+            ax.annotate(word, (edges[end], rate.max()), (0, 3), textcoords="offset points", ha="left" if end == 0 else "right", color=colour, size=8,
+                        weight="bold", gid="label")
         ax.set_ylabel("a second")
         ax.yaxis.set_major_formatter("{x:,.0f}")
-        ax.set_ylim(0)
+        ax.set_ylim(0, max(1, ax.get_ylim()[1]) * 1.2)
 
     def draw_age(self, ax) -> None:
         at, age = self._sampled(self.age)
@@ -118,6 +121,7 @@ class _Growth:
         return self.at[chosen], *[curve[chosen] for curve in curves]
 
     @staticmethod
-    def _label(ax, at, curve, words: str, colour: str) -> None:
+    def _label(ax, at, curve, words: str, colour: str, below: bool = False) -> None:
         peak = int(numpy.argmax(curve))
-        ax.annotate(words, (at[peak], curve[peak]), (3, 3), textcoords="offset points", color=colour, size=8, weight="bold", gid="label")
+        ax.annotate(words, (at[peak], curve[peak]), (3, -4 if below else 3), textcoords="offset points", va="top" if below else "bottom", color=colour,
+                    size=8, weight="bold", gid="label")

@@ -1,0 +1,273 @@
+"""The four pictures: what is drawn is what happened, nothing covers anything, and a text says the same."""
+import io
+import itertools
+import os
+import subprocess
+import sys
+
+import matplotlib
+import PIL.Image
+import pytest
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.colors import same_color, to_hex
+from matplotlib.figure import Figure
+from matplotlib.patches import FancyBboxPatch
+from matplotlib.text import Text
+
+from labkit import account, plots
+from labkit.errors import PlanError
+from labkit.message import Message
+from labkit.palette import LOOKS
+from tests import tape
+from tests.tape import Tape
+
+KEY = "invoice-1:reminder"
+
+
+def many(number, duplicated=(), lost=()):
+    effects = [2 if at in duplicated else 0 if at in lost else 1 for at in range(1, number + 1)]
+    tape_ = Tape(number)
+    for at in range(1, number + 1):
+        if at in duplicated:
+            tape_.receive(at).step("ledger.record").kill("crash.after('ledger.record')")
+        tape_.handle(at, attempt=2 if at in duplicated else 1)
+    return tape_.run(effects)
+
+
+def two_copies_two_workers():
+    message = Message("customer-of-the-northern-branch-office/2024/invoice-1234567890:second-reminder-with-$fee$-and-\\frac{")
+    tape_ = Tape([message, message]).receive(1).step("ledger.record_once", "recorded").step("ack", "unknown").note("returned").note("connection.lost")
+    tape_.receive(1, 2, 2).step("ledger.find", "found", 2).step("ledger.remember", "duplicate", 2).step("ack", "sent", 2).note("returned", 2)
+    return tape_.receive(2, 1, 2).kill("crash.after('receive')", 2).run([1], where={1: account.ACKED, 2: account.WAITING})
+
+
+def hot_loop():
+    tape_ = Tape()
+    for attempt in range(1, 21):
+        tape_.receive(attempt=attempt).step("nack", "sent", requeue=True).note("returned")
+    return tape_.run([0], account.WAITING, ending="max_deliveries", reason=f"{KEY} was delivered more than 20 times, so the run was stopped")
+
+
+def frozen():
+    return Tape().receive().step("ledger.record_once", "recorded").reach("ack").note("stopped", by="hang.at('ack')").run([1], account.HELD)
+
+
+PICTURES = {
+    "duplicated": lambda: tape.duplicated().plot(), "lost": lambda: tape.lost().plot(), "once": lambda: tape.once().plot(),
+    "terminal": lambda: tape.terminal().plot(), "ack dropped": lambda: tape.ack_dropped().plot(), "frozen": lambda: frozen().plot(),
+    "committed": lambda: tape.in_transaction().plot(), "undone": lambda: tape.in_transaction(crash_before_commit=True).plot(),
+    "two copies, two workers": lambda: two_copies_two_workers().plot(), "hot loop": lambda: hot_loop().plot(),
+    "broker unknown": lambda: Tape().run(None, ending="unreachable", reason="the broker is gone").plot(), "no message": lambda: Tape(0).run([]).plot(),
+    "one sweep": lambda: tape.late().plot(), "two sweeps": lambda: tape.late().plot(tape.early()),
+    "one cell": lambda: tape.sweep("a handler with a long name", no_crash=tape.once()).plot(), "deep sweep": lambda: deep_sweep().plot(),
+    "eight keys": lambda: plots.deliveries_and_effects(many(8, {3}, {5})), "200 keys": lambda: many(200, {3, 77}, {150}).plot(),
+    "1,000 keys": lambda: many(1000, {3, 77}, {150}).plot(), "growth": lambda: plots.queue_growth(many(30, {3}, ())),
+    "growth of nothing": lambda: plots.queue_growth(Tape(0).run([])),
+}
+
+
+def deep_sweep():
+    sweep = tape.late()
+    pairs = [type(row)((*sweep.rows[1].faults, *row.faults), row.run) for row in sweep.rows[1:]]
+    return type(sweep)("deep", sweep.rows + pairs + pairs)
+
+
+@pytest.mark.parametrize("name", PICTURES)
+def test_no_text_covers_another_or_leaves_the_picture(name):
+    figure = PICTURES[name]().figure
+    FigureCanvasAgg(figure).draw()
+    hidden = undrawn(figure)
+    texts = [text for text in figure.findobj(Text) if text.get_text().strip() and text.get_gid() != "gap" and text.get_visible() and text not in hidden]
+    for text in texts:
+        box = text.get_window_extent()
+        assert -1 <= box.x0 and box.x1 <= figure.bbox.x1 + 1 and -1 <= box.y0 and box.y1 <= figure.bbox.y1 + 1, text
+    for one, other in itertools.combinations([text for text in texts if text.get_rotation() in (0, 90)], 2):
+        a, b = (text.get_window_extent() for text in (one, other))
+        across, down = min(a.x1, b.x1) - max(a.x0, b.x0), min(a.y1, b.y1) - max(a.y0, b.y0)
+        assert across <= 0.5 or down <= 0.35 * min(a.height, b.height), (one, other)       # lines set close share the room for descenders
+
+
+@pytest.mark.parametrize("name", PICTURES)
+def test_every_picture_shows_itself_once_with_its_text_beside_it(name):
+    picture = PICTURES[name]()
+    markup = picture._repr_html_()
+    assert markup.startswith('<img alt="') and markup.count("<img") == 1
+    assert len(repr(picture)) > 20 and "\n" not in repr(picture)
+    assert not hasattr(picture, "_repr_png_")
+    assert len(markup) < 80_000
+
+
+def test_a_trail_has_an_arrow_a_delivery_and_an_answer_a_mark_an_effect_and_a_cross_the_kill():
+    ax = tape.duplicated().plot().figure.axes[0]
+    assert count(ax, "delivery") == 1 and count(ax, "redelivery") == 1 and count(ax, "ack") == 1
+    assert count(ax, "killed") == 1 and count(ax, "broken arrow") == 0 and count(ax, "busy") == 2
+    assert [mark.get_color() for mark in named(ax, "effect")] == [LOOKS["once"].colour, LOOKS["duplicated"].colour]
+
+
+def test_the_order_from_left_to_right_is_the_order_of_the_events_in_even_steps():
+    ax = tape.duplicated().plot().figure.axes[0]
+    at = sorted({round(x_of(artist), 3) for gid in ("published", "delivery", "redelivery", "effect", "killed", "ack") for artist in named(ax, gid)})
+    assert len(at) == 7 and len({round(b - a, 3) for a, b in itertools.pairwise(at)}) == 1
+    effect, kill, again = x_of(named(ax, "effect")[0]), x_of(named(ax, "killed")[0]), x_of(named(ax, "redelivery")[0])
+    assert effect < kill < again
+
+
+def test_the_arrow_of_an_ack_that_was_dropped_is_broken_and_ends_on_the_way():
+    ax = tape.ack_dropped().plot().figure.axes[0]
+    arrow, = named(ax, "broken arrow")
+    lanes = {text.get_text(): text.get_position()[1] for text in named(ax, "lane")}
+    assert lanes["worker 1"] <= min(arrow.get_ydata()) and max(arrow.get_ydata()) < lanes["broker"]
+    assert arrow.is_dashed()
+    assert count(ax, "ack") == 1 and count(ax, "dropped") == 1       # the second ack arrived
+    assert "ack, dropped" in tape.ack_dropped().plot().alternative
+
+
+def test_an_effect_counts_only_when_its_transaction_is_committed():
+    undone = tape.in_transaction(crash_before_commit=True).plot().figure.axes[0]
+    assert count(undone, "effect") == 1 and count(undone, "ledger.record") == 2
+    assert count(undone, "undone") == 1 and count(undone, "committed") == 1
+    assert same_color(named(undone, "effect")[0].get_color(), LOOKS["once"].colour)
+    assert all(mark.get_mfc() != mark.get_color() for mark in named(undone, "ledger.record"))
+
+
+def test_a_lost_effect_is_shown_by_an_empty_ring_in_the_ledgers_lane():
+    ax = tape.lost().plot().figure.axes[0]
+    ring = named(ax, "mark lost")[-1]
+    assert ring.get_mfc() == "none" and count(ax, "effect") == 0
+    assert ring.get_ydata()[0] == next(text.get_position()[1] for text in named(ax, "lane") if text.get_text() == "ledger")
+
+
+def test_the_title_is_the_sentence_of_the_verdict_and_the_verdicts_word_is_not_decoration():
+    for run in (tape.duplicated(), tape.lost(), tape.once(), many(20, {3})):
+        figure = run.plot().figure
+        title, = [text.get_text() for text in figure.findobj(Text) if text.get_gid() == "title"]
+        assert title.replace("\n", " ") == run.why
+
+
+def test_a_trail_too_long_to_draw_says_how_much_it_leaves_out():
+    picture = hot_loop().plot()
+    assert "27 events left out" in picture.alternative
+    assert {"27 events", "left out"} <= {text.get_text() for text in named(picture.figure.axes[0], "words")}
+
+
+def test_each_worker_has_a_lane_in_the_order_of_their_numbers():
+    lanes = named(two_copies_two_workers().plot().figure.axes[0], "lane")
+    assert [text.get_text() for text in sorted(lanes, key=lambda text: -text.get_position()[1])] == ["broker", "worker 1", "worker 2", "ledger"]
+
+
+def test_the_sentence_of_a_trail_tells_its_events_in_order():
+    assert repr(tape.duplicated().plot()) == (
+        "Trail of invoice-1:reminder: 2 deliveries, 2 effects, duplicated. published; delivery 1 to worker 1; ledger.record: recorded; "
+        "worker 1 killed after record; delivery 2 to worker 1, redelivered; ledger.record: recorded again; ack. "
+        "Verdict: broken; invoice-1:reminder was recorded 2 times.")
+
+
+def test_the_sweep_map_has_a_cell_a_crash_point_with_colour_mark_and_word():
+    for sweep in (tape.late(), tape.early()):
+        ax = sweep.plot().figure.axes[0]
+        cells = sorted((patch for patch in ax.patches if isinstance(patch, FancyBboxPatch)), key=lambda patch: patch.get_x())
+        statuses = [row.status for row in sweep.rows]
+        assert [cell.get_gid() for cell in cells] == [f"cell {status}" for status in statuses]
+        assert [to_hex(cell.get_edgecolor()).upper() for cell in cells] == [LOOKS[status].colour for status in statuses]
+        assert [text.get_text() for text in named(ax, "status")] == statuses
+        assert [" ".join(text.get_text().split("\n")).replace("ledger. ", "ledger.") for text in named(ax, "point")] == [row.point for row in sweep.rows]
+        for status in set(statuses):
+            assert count(ax, f"mark {status}") == statuses.count(status)
+
+
+def test_points_that_all_sweeps_share_head_their_columns_once():
+    assert count(tape.late().plot(tape.late()).figure.axes[0], "point") == 7
+    assert count(tape.late().plot(tape.early()).figure.axes[0], "point") == 14
+
+
+def test_a_sweep_map_of_nothing_is_refused():
+    with pytest.raises(PlanError, match="no sweep"):
+        plots.sweep_map([])
+
+
+def test_deliveries_go_up_and_effects_go_down_a_bar_a_key():
+    ax = plots.deliveries_and_effects(many(8, {3}, {5})).figure.axes[0]
+    heights = {gid: [bar.get_height() for bar in ax.patches if bar.get_gid() == gid] for gid in ("deliveries", "effects")}
+    assert heights == {"deliveries": [1, 1, 2, 1, 1, 1, 1, 1], "effects": [-1, -1, -2, -1, 0, -1, -1, -1]}
+    assert [list(mark.get_xdata()) for mark in named(ax, "mark lost")] == [[4]]
+
+
+def test_one_odd_key_among_thousands_is_drawn_and_named():
+    run = many(3000, {1234}, {2345})
+    picture = run.plot()
+    effects = [bar.get_height() for bar in picture.figure.axes[0].patches if bar.get_gid() == "effects"]
+    assert len(effects) == 200 and effects.count(-2) == 1 and effects.count(0) == 1
+    assert "each pair of bars is the oddest of 15 keys" in picture.figure.axes[0].get_xlabel()
+    assert "1 duplicated: invoice-1234:reminder; 1 lost: invoice-2345:reminder; 2,998 once" in picture.alternative
+
+
+def test_few_keys_are_drawn_as_the_trail_of_the_most_telling_one():
+    assert repr(many(3, {2}).plot()).startswith("Trail of invoice-2:reminder: 2 deliveries, 2 effects, duplicated")
+    assert repr(many(7, {2}).plot()).startswith("Deliveries against effects")
+
+
+def test_queue_growth_counts_what_waits_and_what_is_in_a_handler():
+    figure = plots.queue_growth(many(30, {3})).figure
+    main = figure.axes[0]
+    in_flight, = named(main, "in flight")
+    assert max(in_flight.get_ydata()) == 1 and in_flight.get_ydata()[-1] == 0
+    ready = next(line for line in main.lines if line.get_gid() is None and len(line.get_ydata()) == len(in_flight.get_ydata()))
+    assert max(ready.get_ydata()) == 30 and ready.get_ydata()[-1] == 0
+    assert count(main, "killed") == 1 and len(figure.axes) == 3
+
+
+def test_with_axes_given_a_picture_is_drawn_there_and_they_are_returned():
+    for draw in (tape.duplicated().plot, tape.once().trail(KEY).plot, tape.late().plot, many(8).plot, lambda ax: plots.queue_growth(many(8), ax)):
+        ax = Figure().add_subplot()
+        assert draw(ax=ax) is ax and ax.has_data()
+        assert len(ax.figure.axes) == 1
+
+
+def test_the_same_run_gives_the_same_bytes_whatever_the_notebook_has_set():
+    first = tape.duplicated().plot().png
+    with matplotlib.rc_context({"font.size": 20, "figure.facecolor": "black", "savefig.facecolor": "red", "lines.linewidth": 9}):
+        assert tape.duplicated().plot().png == first
+    assert matplotlib.rcParams["figure.facecolor"] == "white"
+
+
+def test_a_small_mark_keeps_its_colour_in_the_small_image():
+    for run, status in ((tape.lost(), "lost"), (tape.terminal(), "terminal"), (frozen(), "pending")):
+        colours = [colour for _, colour in PIL.Image.open(io.BytesIO(run.plot().png)).convert("RGB").getcolors(1 << 20)]
+        wanted = bytes.fromhex(LOOKS[status].colour[1:])
+        assert min(sum(abs(a - b) for a, b in zip(colour, wanted)) for colour in colours) < 12
+
+
+def test_pictures_need_no_pyplot_and_words_need_no_matplotlib():
+    code = ("import sys; from tests import tape; run = tape.duplicated(); repr(run), run._repr_html_(), repr(tape.late()), repr(run.trail('invoice-1:reminder'))\n"
+            "assert 'matplotlib' not in sys.modules and 'pika' not in sys.modules\n"
+            "run.plot().png\nassert 'matplotlib.pyplot' not in sys.modules")
+    subprocess.run([sys.executable, "-c", code], check=True, cwd=os.path.dirname(os.path.dirname(__file__)))
+
+
+def test_a_key_in_any_script_is_drawn_without_a_warning(recwarn):
+    assert Tape([Message("счёт-1:напоминание 請求書 🧾")]).handle().run([1]).plot().png
+    assert not recwarn.list
+
+
+def undrawn(figure):
+    """Returns the labels of ticks beyond the ends of their axes, which matplotlib keeps and does not draw."""
+    labels = []
+    for ax in figure.axes:
+        for axis in (ax.xaxis, ax.yaxis):
+            low, high = sorted(axis.get_view_interval())
+            labels += [label for tick in axis.get_major_ticks() for label in (tick.label1, tick.label2)
+                       if not ax.axison or not low <= tick.get_loc() <= high]
+            labels += [axis.label] * (not ax.axison)
+    return labels
+
+
+def named(ax, gid):
+    return [artist for artist in ax.findobj(lambda artist: artist.get_gid() == gid)]
+
+
+def count(ax, gid):
+    return len(named(ax, gid))
+
+
+def x_of(artist):
+    return artist.get_xdata()[0] if hasattr(artist, "get_xdata") else artist.xy[0]
