@@ -267,6 +267,7 @@ class Supervisor:
             self._changed.clear()
 
     def _quiet(self) -> bool:
+        self._read()                                  # a dead letter may arrive before the worker says anything
         if self._ending or self._recount:
             return True
         if not self._published or any(seat.at_work for seat in self._seats):

@@ -1,0 +1,80 @@
+"""The same work in bare pika and sqlite3, as a person would write it in a script: what labkit is measured against."""
+
+import json
+import os
+import signal
+import sqlite3
+import tempfile
+
+import pika
+
+from labkit import ledger
+from labkit.topology import work_arguments
+
+QUORUM = {**work_arguments("quorum", None, None)}
+
+
+class Bare:
+    """A script's own connection to the broker."""
+
+    def __init__(self, address):
+        self._address = address
+        self.channel = pika.BlockingConnection(address.parameters()).channel()
+        self.channel.confirm_delivery()
+
+    def kill_once(self, queue: str) -> None:
+        """One message, one worker forked and killed between effect and ack, a second one forked that settles it."""
+        self.channel.queue_declare(queue, durable=True, arguments=QUORUM)
+        with tempfile.TemporaryDirectory() as folder:
+            path = os.path.join(folder, "ledger.db")
+            ledger.create(path)
+            self._publish(queue, 1)
+            for _ in range(2):
+                if not (pid := os.fork()):
+                    self._work(queue, path)
+                os.waitpid(pid, 0)
+            assert ledger.count_effects(path) == {"key-0": 2}
+        self.channel.queue_delete(queue)
+
+    def consume(self, queue: str, count: int, path: str) -> None:
+        """Handles `count` messages in this process at prefetch 100, with the statements that the ledger uses."""
+        channel = pika.BlockingConnection(self._address.parameters()).channel()
+        channel.basic_qos(prefetch_count=100)
+        database = sqlite3.connect(path, isolation_level=None)
+        database.execute("PRAGMA synchronous = NORMAL")
+        left = count
+
+        def handle(channel, method, properties, body):
+            nonlocal left
+            key = json.loads(body)["effect_key"]
+            database.execute(ledger.LOG_DELIVERY, (properties.message_id, key, 1, properties.message_id)).fetchone()
+            database.execute("BEGIN IMMEDIATE")
+            if database.execute(ledger.CLAIM_KEY, (key,)).rowcount:
+                database.execute(ledger.RECORD, (key, json.dumps({})))
+            database.execute("COMMIT")
+            channel.basic_ack(method.delivery_tag)
+            left -= 1
+            if not left:
+                channel.stop_consuming()
+        channel.basic_consume(queue, handle)
+        channel.start_consuming()
+        channel.connection.close()
+
+    def _publish(self, queue: str, count: int) -> None:
+        for n in range(count):
+            self.channel.basic_publish("", queue, json.dumps({"effect_key": f"key-{n}"}).encode(),
+                                       pika.BasicProperties(delivery_mode=2, message_id=f"message-{n}"), mandatory=True)
+
+    def _work(self, queue: str, path: str) -> None:
+        channel = pika.BlockingConnection(self._address.parameters()).channel()
+        channel.basic_qos(prefetch_count=1)
+        database = sqlite3.connect(path, isolation_level=None)
+        for method, properties, body in channel.consume(queue):
+            key = json.loads(body)["effect_key"]
+            database.execute(ledger.LOG_DELIVERY, (properties.message_id, key, 1, properties.message_id)).fetchone()
+            database.execute(ledger.RECORD, (key, "{}"))
+            if not method.redelivered:
+                os.kill(os.getpid(), signal.SIGKILL)
+            channel.basic_ack(method.delivery_tag)
+            channel.basic_qos(prefetch_count=1)       # a round trip, so that the ack is known to have arrived
+            os._exit(0)
