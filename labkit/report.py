@@ -29,7 +29,7 @@ def run_html(run: Run) -> str:
     shown, left_out = _rows(run)
     parts = [_headline(run.verdict, run.why), table.markup(totals(run), _COLUMNS, shown, header=_COLUMNS[0])]
     parts += [f'<div style="opacity: .8">{table.escape(left_out)}</div>'] * bool(left_out)
-    parts += [f"<div>{name}: <code>{table.escape(value)}</code></div>" for name, value in _notes(run)]
+    parts += [f"<div>{name}: {table.escape(value)}</div>" for name, value in _notes(run)]
     printed, cut = _printed(run)
     if printed:
         text = table.escape("\n".join(printed))

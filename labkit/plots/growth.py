@@ -76,7 +76,7 @@ class _Growth:
     def draw_queue(self, ax) -> None:
         at, ready, in_flight = self._sampled(self.ready, self.in_flight)
         ax.fill_between(at, ready, step="post", color=_READY, alpha=0.3, lw=0, gid="ready")
-        ax.step(at, ready, where="post", color=_READY, lw=1.4)
+        ax.step(at, ready, where="post", color=_READY, lw=1.4, gid="ready at the moment")
         ax.step(at, in_flight, where="post", color=_IN_FLIGHT, lw=1.4, gid="in flight")
         self._label(ax, at, ready, self._ready_words, MUTED)
         most = max(1, self.most_ready, self.in_flight.max())
