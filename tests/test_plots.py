@@ -122,6 +122,28 @@ def test_the_arrow_of_an_ack_that_was_dropped_is_broken_and_ends_on_the_way():
     assert "ack, dropped" in tape.ack_dropped().plot().alternative
 
 
+def test_a_step_during_which_another_worker_went_on_is_drawn_once():
+    message = Message(KEY)
+    tape_ = Tape([message, message]).receive(1, 1, 1)
+    tape_._add("worker 2", "receive", "before", 2, None, 1, redelivered=False)
+    tape_.reach("ledger.record")
+    tape_._current[2] = (2, 1, 1)
+    tape_._add("worker 2", "receive", "after", 2, 1, 1, redelivered=False)
+    tape_._add("worker 1", "ledger.record", "after", 1, 1, 1)
+    tape_.step("ledger.record", worker=2).step("ack", "sent", 1).step("ack", "sent", 2)
+    ax = tape_.run([2]).plot().figure.axes[0]
+    assert (count(ax, "delivery"), count(ax, "effect"), count(ax, "ack")) == (2, 2, 2)
+    assert "not finished" not in [text.get_text() for text in named(ax, "words")]
+
+
+def test_a_refused_ack_is_drawn_once_and_the_closed_channel_beside_it():
+    tape_ = Tape().receive().step("ledger.record").reach("ack").note("channel.closed", code=406, text="PRECONDITION_FAILED - unknown delivery tag 1")
+    tape_._add("worker 1", "ack", "after", 1, 1, 1, outcome="refused").note("returned")
+    picture = tape_.run([1]).plot()
+    assert count(picture.figure.axes[0], "ack") == 1 and count(picture.figure.axes[0], "channel.closed") == 1
+    assert "worker 1: channel closed; ack, refused" in picture.alternative
+
+
 def test_an_effect_counts_only_when_its_transaction_is_committed():
     undone = tape.in_transaction(crash_before_commit=True).plot().figure.axes[0]
     assert count(undone, "effect") == 1 and count(undone, "ledger.record") == 2

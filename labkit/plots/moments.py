@@ -60,14 +60,16 @@ class _Reading:
 
     def _take(self, entry: Entry, rest: list[Entry]) -> None:
         event = entry.event
-        name, lane, later = event.name, event.lane, next((other.event for other in rest if other.event.lane == event.lane), None)
-        if event.phase == steps.BEFORE and name != steps.RECEIVE:
-            if name in _ANSWERS and any(other.event.name == name and other.event.lane == lane for other in rest[:3]):
+        name, lane = event.name, event.lane
+        if event.phase == steps.BEFORE:
+            later = [other.event for other in rest if other.event.lane == lane and other.event.name not in ("channel.closed", "connection.lost")]
+            if later and later[0].name == name and later[0].phase != steps.BEFORE:
                 return                                # it is drawn when it is done
             self._reached[lane] = name
-            if later is None or later.name not in ("killed", "exited", "raised", "stopped"):
-                self._add("note", entry, [_short(name), "not finished"], f"{name} not finished", done=False)
-            return
+            if name != steps.RECEIVE:
+                if not later or later[0].name not in ("killed", "exited", "raised", "stopped"):
+                    self._add("note", entry, [_short(name), "not finished"], f"{name} not finished", done=False)
+                return
         if name == "ack.dropped":
             self._dropped = True
         elif name == "returned":
@@ -87,13 +89,10 @@ class _Reading:
 
     def _deliver(self, entry: Entry) -> None:
         lane, again = entry.event.lane, bool(entry.event.detail.get("redelivered"))
-        if not (lane in self._handling and entry.event.phase == steps.AFTER and self._reached.get(lane) == steps.RECEIVE):
-            self._handlings += 1
-            self._handling[lane] = self._handlings
+        self._handlings += 1
+        self._handling[lane] = self._handlings
         number = f" {entry.attempt}" if entry.attempt else ""
         words = [f"message {entry.event.position}"] * (self._copies > 1) + [f"delivery{number}"] + ["redelivered"] * again
-        if entry.event.phase == steps.BEFORE:
-            self._reached[lane] = steps.RECEIVE
         self._add("delivery", entry, words, f"delivery{number} to {lane}" + ", redelivered" * again, again=again)
 
     def _answer(self, entry: Entry) -> None:
