@@ -30,7 +30,7 @@ def deliveries_and_effects(run: Run, ax=None):
         else:
             drawn.set_xticks([])
         drawn.set_xlabel(f"{count(len(keys), 'key')}, in the order published" + (f"; each pair of bars is the oddest of {each} keys" if each > 1 else ""))
-    return finish(drawn, ax, f"Deliveries against effects: {totals(run)}. {'; '.join(below)}. Verdict: {run.verdict}; {plain(run.why, 300)}.")
+    return finish(drawn, ax, f"Deliveries against effects: {totals(run)}. {'; '.join(below) or 'no keys'}. Verdict: {run.verdict}; {plain(run.why, 300)}.")
 
 
 def _draw_bars(ax, run: Run, bars: list[str], grouped: bool) -> None:
