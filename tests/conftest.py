@@ -2,7 +2,7 @@
 import pytest
 
 from tests.servers import (  # noqa: F401
-    broker, pytest_configure, pytest_generate_tests, pytest_runtest_makereport, pytest_sessionfinish, pytest_terminal_summary)
+    broker, pytest_configure, pytest_generate_tests, pytest_runtest_makereport, pytest_sessionfinish, pytest_terminal_summary, server)
 
 
 @pytest.fixture(scope="session")

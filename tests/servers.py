@@ -1,4 +1,4 @@
-"""The `broker` fixture: each test that asks for it runs once on every RabbitMQ that LABKIT_RABBITMQ_SERVERS names.
+"""The fixtures `broker` and `server`: a test that asks for one runs once on every RabbitMQ that LABKIT_RABBITMQ_SERVERS names.
 
 The names are separated like those of PATH; an empty one, or none at all, stands for the broker that the lab finds by itself.
 Without any broker the tests are skipped; with CI set they fail. LABKIT_REQUIRE_VERSIONS, such as "3.10 4.0 4.3", makes the
@@ -26,11 +26,19 @@ def broker(request):
     try:
         found = find(server=request.param)
     except BrokerError as error:
-        if os.environ.get("CI") or os.environ.get("LABKIT_REQUIRE_VERSIONS"):
-            pytest.fail(str(error), pytrace=False)
-        pytest.skip(str(error))
+        _do_without(str(error))
     with found:
         yield found
+
+
+@pytest.fixture(scope="session")
+def server(request):
+    """A rabbitmq-server that a test may start."""
+    if found := request.param or node.installed():
+        return str(found)
+    if os.environ.get("LABKIT_AMQP_URL"):
+        pytest.skip("the broker is somebody else's, and no RabbitMQ is installed that could be started")
+    _do_without("no RabbitMQ is installed")
 
 
 def pytest_configure(config):
@@ -38,19 +46,19 @@ def pytest_configure(config):
 
 
 def pytest_generate_tests(metafunc):
-    if "broker" in metafunc.fixturenames:
-        pairs = servers()
-        metafunc.parametrize("broker", [server for server, _ in pairs], ids=[name for _, name in pairs], indirect=True, scope="session")
+    pairs = servers()
+    for fixture in {"broker", "server"}.intersection(metafunc.fixturenames):
+        metafunc.parametrize(fixture, [server for server, _ in pairs], ids=[name for _, name in pairs], indirect=True, scope="session")
 
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(item, call):
     report = yield
-    if "broker" in item.fixturenames:
+    if {"broker", "server"}.intersection(item.fixturenames):
         seen = item.config.stash[_seen]
         if report.skipped:
             seen["skipped"].append(item.nodeid)
-        elif report.when == "call":
+        elif report.when == "call" and "broker" in item.fixturenames:
             seen["ran"].add(item.funcargs["broker"].version)
     return report
 
@@ -63,6 +71,13 @@ def pytest_sessionfinish(session):
 def pytest_terminal_summary(terminalreporter, config):
     for line in _missing(config):
         terminalreporter.write_line(line, red=True)
+
+
+def _do_without(reason):
+    """The one way to skip: only where nobody has promised that there is a broker."""
+    if os.environ.get("CI") or os.environ.get("LABKIT_REQUIRE_VERSIONS"):
+        pytest.fail(reason, pytrace=False)
+    pytest.skip(reason)
 
 
 def _missing(config):

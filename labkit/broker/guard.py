@@ -22,7 +22,7 @@ from typing import Any
 
 from labkit.broker import recipe
 from labkit.broker.failure import explain
-from labkit.broker.locks import lock
+from labkit.broker.locks import lock, private
 from labkit.broker.node import KEPT
 from labkit.broker.server import erlang
 from labkit.broker.watch import Exit
@@ -100,7 +100,7 @@ class Guard:
 
     def _end_unless_joined(self) -> bool:
         """Ends while nobody can join, if nobody has; false when somebody holds the lock or a lease."""
-        with open(self._home / "lock", "a") as door:
+        with open(self._home / "lock", "a", opener=private) as door:
             if lock(door):
                 self._look_at_leases()
                 if not self._holders:

@@ -1,6 +1,7 @@
-"""File locks that end with their process, and waiting for one: they have no event, so the wait looks again and again."""
+"""Files of our own: locks that end with their process, and waiting for one: a lock has no event, so the wait looks again."""
 
 import fcntl
+import os
 import time
 from collections.abc import Callable
 from contextlib import contextmanager
@@ -10,6 +11,11 @@ from typing import IO
 from labkit.errors import BrokerError
 
 _LOOK_S = 0.02
+
+
+def private(path: str, flags: int) -> int:
+    """Opens a file for its owner only: `open(path, "w", opener=private)`."""
+    return os.open(path, flags, 0o600)
 
 
 def lock(file: IO | int) -> bool:
@@ -24,7 +30,7 @@ def lock(file: IO | int) -> bool:
 @contextmanager
 def locked(path: Path, seconds: float, whose: str):
     """Holds the lock of a file; raises BrokerError if `whose` is not done with it within so many seconds."""
-    with open(path, "a") as file:
+    with open(path, "a", opener=private) as file:
         if not within(seconds, lambda: lock(file)):
             raise BrokerError(f"{whose} has not come to an end within {seconds:g} s.", "that process is frozen", f"end it; it holds {path}")
         yield

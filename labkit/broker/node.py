@@ -20,7 +20,7 @@ from typing import IO, Any
 from labkit import paths
 from labkit.broker.address import Address, Secret
 from labkit.broker.control import Control
-from labkit.broker.locks import lock, locked, within
+from labkit.broker.locks import lock, locked, private as for_owner, within
 from labkit.broker.server import installed, usable, version_of
 from labkit.broker.watch import has_ended
 from labkit.errors import BrokerError
@@ -58,7 +58,7 @@ class Node:
 
     def keep(self) -> None:
         """Has the node stay when its holders are gone, until `stop`."""
-        (self._home / "leases" / KEPT).touch()
+        (self._home / "leases" / KEPT).touch(0o600)
         _poke(self._home, self._guard_pid)
 
     def is_ending(self) -> bool:
@@ -87,8 +87,9 @@ def hold(server: Path, private: bool = False, settings: dict[str, Any] | None = 
     usable(server)
     try:
         home = _home(server, private)
-        (home / "leases").mkdir(parents=True, exist_ok=True, mode=0o700)
-        with locked(home / "lock", START_S + ANSWER_S, "Another process, which starts or ends the same RabbitMQ node,"), open(home / "alive", "a") as alive:
+        for folder in (home, home / "leases"):
+            folder.mkdir(exist_ok=True, mode=0o700)
+        with _door(home), open(home / "alive", "a", opener=for_owner) as alive:
             lease = home / "leases" / f"{os.getpid()}-{next(_numbers)}"
             try:
                 if _join(home, alive, lease):
@@ -112,22 +113,27 @@ def running() -> list[dict[str, Any]]:
 def stop(record: dict[str, Any]) -> None:
     """Ends a running node, whoever holds it, and waits until nothing of it is left; raises BrokerError."""
     home = record["home"]
-    with locked(home / "lock", START_S + ANSWER_S, "Another process, which starts or ends the same RabbitMQ node,"):
+    with _door(home):
         if _lives(home, record["guard"]):
             os.kill(record["guard"], signal.SIGTERM)
-        with open(home / "alive", "a") as alive:
+        with open(home / "alive", "a", opener=for_owner) as alive:
             if not within(END_S, lambda: lock(alive)):
                 raise BrokerError("The node did not end.", "its guard is frozen", f"kill -9 {record['guard']}")
+
+
+def _door(home: Path):
+    """Nobody else joins, starts or ends the node meanwhile."""
+    return locked(home / "lock", START_S + ANSWER_S, "Another process that starts or ends the same RabbitMQ node")
 
 
 def _start(server: Path, home: Path, alive: IO, lease: Path, private: bool, settings: dict[str, Any]) -> Node:
     """Starts a guard, which inherits the lock on `alive`, and waits until its node listens."""
     for stale in (home / "leases").iterdir():
         stale.unlink()
-    lease.touch()
+    lease.touch(0o600)
     ours, guards = socket.socketpair()
     log = home / "guard.log"
-    with guards, open(log, "wb") as output:
+    with guards, open(log, "wb", opener=for_owner) as output:
         environ = {**os.environ, "PYTHONPATH": str(_ROOT), "PYTHONSAFEPATH": "1"}
         guard = subprocess.Popen([sys.executable, "-m", "labkit.broker.guard"], stdin=guards, stdout=output, stderr=output, cwd=home,
                                  env=environ, start_new_session=True, pass_fds=[alive.fileno()])
@@ -155,7 +161,7 @@ def _join(home: Path, alive: IO, lease: Path) -> bool:
         if lock(alive):
             return True
         if (record := _record(home)) and not has_ended(record["guard"]):
-            lease.touch()
+            lease.touch(0o600)
             os.kill(record["guard"], signal.SIGUSR1)
             joined = True
         return joined
@@ -201,7 +207,7 @@ def _home(server: Path, private: bool) -> Path:
     """Returns the node's folder: one for each server, or a new one. Removes what killed private nodes left."""
     nodes = _nodes()
     for left in filter(_is_private, nodes.iterdir()):
-        with open(left / "alive", "a") as alive:
+        with open(left / "alive", "a", opener=for_owner) as alive:
             if lock(alive) and has_ended(int(left.name.split("-")[1])):
                 shutil.rmtree(left, ignore_errors=True)
     return nodes / (f"private-{os.getpid()}-{next(_numbers)}" if private else hashlib.sha256(os.fsencode(server)).hexdigest()[:12])

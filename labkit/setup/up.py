@@ -39,6 +39,7 @@ def up(port: int | None = None, browser: bool = True) -> int:
             finally:
                 _end(jupyter)  # before the lease: its kernels use the node
     except KeyboardInterrupt:
+        say("\nEnding …")
         return 0
     finally:
         _end(jupyter)
