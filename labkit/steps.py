@@ -55,8 +55,8 @@ NAMES = (*STEPS, *NOTES)
 class Gate:
     """The one gate of a worker: `with gate.step(name, delivery) as passage:` is passed before and after the body.
 
-    write(name, phase, delivery, detail) stores the event; ask(name, phase, delivery, detail) puts it to the
-    supervisor and returns when the worker may go on (or does not return, or raises the planned error).
+    write(name, phase, delivery, detail) stores the event; ask(name, phase, delivery) puts it to the supervisor and
+    returns when the worker may go on (or does not return, or raises the planned error).
     armed holds the (name, phase) pairs to ask about; None asks about every one, for a stepped run.
     """
 
@@ -78,7 +78,7 @@ class Gate:
     def _pass(self, name: str, phase: str, delivery: Any, detail: dict) -> None:
         self._write(name, phase, delivery, detail)
         if self.watches(name, phase):
-            self._ask(name, phase, delivery, detail)
+            self._ask(name, phase, delivery)
 
 
 class Passage:
@@ -95,7 +95,6 @@ class Passage:
 
     def __exit__(self, kind, error, traceback) -> None:
         if error is None:
-            detail = self._detail if self.outcome is None else {**self._detail, "outcome": self.outcome}
-            self._gate._pass(self._name, AFTER, self._delivery, detail)
+            self._gate._pass(self._name, AFTER, self._delivery, {} if self.outcome is None else {"outcome": self.outcome})
         else:
-            self._gate._write(self._name, FAILED, self._delivery, {**self._detail, "error": f"{kind.__name__}: {error}"})
+            self._gate._write(self._name, FAILED, self._delivery, {"error": f"{kind.__name__}: {error}"})

@@ -209,9 +209,9 @@ class Supervisor:
 
     def _learn(self, seat: Seat, ns: int, name: str, phase: str, number: int, detail: dict[str, Any]) -> None:
         if name == steps.RECEIVE:
-            about = {field: detail.pop(field) for field in ("message_id", "effect_key", "position", "tag")}
-            about["attempt"] = detail.pop("outcome", None)
+            about = {field: detail[field] for field in ("message_id", "effect_key", "position", "tag")} | {"attempt": detail.get("outcome")}
             seat.deliveries[number] = about
+            detail = {field: value for field, value in detail.items() if field not in about and field != "outcome"}
             seat.running, seat.idle = True, False
             if (about["attempt"] or 0) > self._plan.max_deliveries:
                 seat.running = False                  # the worker does not enter the handler again

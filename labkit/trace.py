@@ -2,7 +2,8 @@
 
 Writing costs a copy into a mapped file, no system call, and what was written survives a SIGKILL of the writer. A record
 is `length u32 | time u64 ns | name u16 | phase u8 | delivery u32 | detail, JSON or empty`; its length is stored last, so
-that a record cut short by the kill is not there. Records do not straddle pages of CHUNK bytes.
+that a record cut short by the kill is not there. Records do not straddle pages of CHUNK bytes. What a step's first record tells is not written again after
+the step: the reader adds it.
 """
 
 import json
@@ -14,7 +15,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from labkit.steps import NAMES, PHASES
+from labkit.steps import AFTER, BEFORE, FAILED, NAMES, PHASES
 
 CHUNK = 1 << 18                                       # a multiple of every system's page size
 _LENGTH = struct.Struct("<I")
@@ -23,6 +24,7 @@ _NEXT_CHUNK = 0xFFFFFFFF
 _NAME_CODE = {name: code for code, name in enumerate(NAMES)}
 _PHASE_CODE = {phase: code for code, phase in enumerate(PHASES)}
 _MAX_DETAIL = 4096
+_encode = json.JSONEncoder(default=str, separators=(",", ":")).encode
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +84,7 @@ class Reader:
 
     def __init__(self, fd: int):
         self._fd, self._start, self._at, self._map = fd, 0, 0, None
+        self._told: dict[str, dict[str, Any]] = {}    # step under way -> the detail of its first record
 
     def read(self) -> Iterator[tuple[int, str, str, int, dict[str, Any]]]:
         """Yields (time in ns, name, phase, delivery number, detail) of each record that was not read yet."""
@@ -92,10 +95,15 @@ class Reader:
             if size == _NEXT_CHUNK:
                 self._start, self._at, self._map = self._start + CHUNK, 0, None
                 continue
-            ns, name, phase, delivery = _HEAD.unpack_from(self._map, self._at + 4)
+            ns, code, phase_code, delivery = _HEAD.unpack_from(self._map, self._at + 4)
             tail = self._map[self._at + 4 + _HEAD.size:self._at + 4 + size]
             self._at += 4 + size
-            yield ns, NAMES[name], PHASES[phase], delivery, json.loads(tail) if tail else {}
+            name, phase, detail = NAMES[code], PHASES[phase_code], json.loads(tail) if tail else {}
+            if phase == BEFORE:
+                self._told[name] = detail
+            elif phase in (AFTER, FAILED):
+                detail = self._told.pop(name, {}) | detail
+            yield ns, name, phase, delivery, detail
 
     def _mapped(self) -> bool:
         if self._map is None and os.fstat(self._fd).st_size >= self._start + CHUNK:
@@ -104,7 +112,7 @@ class Reader:
 
 
 def _detail_bytes(detail: dict[str, Any]) -> bytes:
-    tail = json.dumps(detail, default=str).encode()
+    tail = _encode(detail).encode()
     if len(tail) <= _MAX_DETAIL:
         return tail
-    return json.dumps({"truncated": tail[:_MAX_DETAIL // 2].decode(errors="replace")}).encode()
+    return _encode({"truncated": tail[:_MAX_DETAIL // 2].decode(errors="replace")}).encode()

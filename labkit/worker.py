@@ -188,10 +188,10 @@ class Worker:
     def _write(self, name: str, phase: str, delivery: Delivery | None, detail: dict[str, Any]) -> None:
         self._trace.write(name, phase, delivery.number if delivery else 0, detail)
 
-    def _ask(self, name: str, phase: str, delivery: Delivery | None, detail: dict[str, Any]) -> None:
+    def _ask(self, name: str, phase: str, delivery: Delivery | None) -> None:
         self._tell(t="gate", step=name, phase=phase, position=delivery and delivery.position,
-                   message_id=delivery and delivery.message.message_id, attempt=delivery and delivery.attempt,
-                   tag=delivery and delivery.tag, channel=delivery and delivery.channel.channel_number)
+                   message_id=delivery and delivery.message.message_id, effect_key=delivery and delivery.message.effect_key,
+                   attempt=delivery and delivery.attempt, tag=delivery and delivery.tag, channel=delivery and delivery.channel.channel_number)
         while True:
             answer, blob = self._answers.get()
             match answer["do"]:
