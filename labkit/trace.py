@@ -1,12 +1,14 @@
 """The trace: what happened, as plain data. A worker writes it to mapped memory; the supervisor reads it while it grows.
 
 Writing costs a copy into a mapped file, no system call, and what was written survives a SIGKILL of the writer. A record
-is `length u32 | time u64 ns | name u16 | phase u8 | delivery u32 | detail, JSON or empty`; its length is stored last, so
+is `length u32 | time u64 ns | name u16 | phase u8 | delivery u32 | detail, marshalled or empty`; its length is stored last, so
 that a record cut short by the kill is not there. Records do not straddle pages of CHUNK bytes. What a step's first record tells is not written again after
-the step: the reader adds it.
+the step: the reader adds it. The detail is in Python's own format, which is ten times faster than JSON: both ends are the
+same Python, and the file is the worker's own.
 """
 
 import json
+import marshal
 import mmap
 import os
 import struct
@@ -24,7 +26,6 @@ _NEXT_CHUNK = 0xFFFFFFFF
 _NAME_CODE = {name: code for code, name in enumerate(NAMES)}
 _PHASE_CODE = {phase: code for code, phase in enumerate(PHASES)}
 _MAX_DETAIL = 4096
-_encode = json.JSONEncoder(default=str, separators=(",", ":")).encode
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +99,7 @@ class Reader:
             ns, code, phase_code, delivery = _HEAD.unpack_from(self._map, self._at + 4)
             tail = self._map[self._at + 4 + _HEAD.size:self._at + 4 + size]
             self._at += 4 + size
-            name, phase, detail = NAMES[code], PHASES[phase_code], json.loads(tail) if tail else {}
+            name, phase, detail = NAMES[code], PHASES[phase_code], marshal.loads(tail) if tail else {}
             if phase == BEFORE:
                 self._told[name] = detail
             elif phase in (AFTER, FAILED):
@@ -112,7 +113,8 @@ class Reader:
 
 
 def _detail_bytes(detail: dict[str, Any]) -> bytes:
-    tail = _encode(detail).encode()
-    if len(tail) <= _MAX_DETAIL:
-        return tail
-    return _encode({"truncated": tail[:_MAX_DETAIL // 2].decode(errors="replace")}).encode()
+    try:
+        tail = marshal.dumps(detail)
+    except ValueError:                                # a value of some class
+        tail = marshal.dumps(json.loads(json.dumps(detail, default=str)))
+    return tail if len(tail) <= _MAX_DETAIL else marshal.dumps({"truncated": str(detail)[:_MAX_DETAIL // 2]})
