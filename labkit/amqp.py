@@ -79,9 +79,12 @@ class Channel:
         """The broker's reason for taking no messages now, or None."""
         return self._session.blocked
 
-    def declare(self, queue: str, arguments: dict[str, Any]) -> None:
-        """Declares a durable queue without waiting; a refusal closes the channel, and the next call tells it."""
-        self._calls.send(lambda: self._pika.queue_declare(queue, durable=True, arguments=arguments))
+    async def declare(self, queues: dict[str, dict[str, Any]]) -> None:
+        """Declares durable queues, name -> arguments, in this order. When this returns they are there."""
+        *others, last = queues.items()                # only the last asks for an answer: pika holds back the next request until one came
+        for queue, arguments in others:
+            self._calls.send(lambda: self._pika.queue_declare(queue, durable=True, arguments=arguments))
+        await self._calls.make(lambda done: self._pika.queue_declare(last[0], durable=True, arguments=last[1], callback=done))
 
     async def count(self, queue: str) -> tuple[int, int]:
         """Returns (ready messages, consumers). Ready is only to be trusted when there are no consumers."""

@@ -108,17 +108,16 @@ class Supervisor:
         limit_s = plan.deadline_s + len(plan.messages) / 500
         try:
             async with asyncio.timeout(limit_s):
-                if plan.dead_letter:
-                    channel.declare(self._dead, topology.dead_arguments())
-                channel.declare(self._work, topology.work_arguments(plan.queue_type, plan.dead_letter and self._dead, plan.delivery_limit))
-                if plan.dead_letter:
-                    channel.consume(self._dead, self._take_dead_letter)
                 if self.firing.needs_relay:
                     self.firing.relay = Relay(self._address.host, self._address.port)
                     self._via = replace(self._address, **await self.firing.relay.start())
-                if plan.publish == "first":
-                    await channel.publish(self._work, list(enumerate(plan.messages, 1)), self._take_outcome)
-                    self._published = True
+                first = list(enumerate(plan.messages, 1)) if plan.publish == "first" else []
+                queues = {self._dead: topology.dead_arguments()} if plan.dead_letter else {}
+                queues[self._work] = topology.work_arguments(plan.queue_type, plan.dead_letter and self._dead, plan.delivery_limit)
+                await asyncio.gather(channel.declare(queues), channel.publish(self._work, first, self._take_outcome))
+                self._published = plan.publish == "first"
+                if plan.dead_letter:
+                    channel.consume(self._dead, self._take_dead_letter)
         except TimeoutError:
             raise BrokerError(f"RabbitMQ did not take the messages within {limit_s:.0f} s.",
                               f"it has blocked publishers: {channel.blocked}" if channel.blocked else "it is frozen, or overloaded",

@@ -222,6 +222,12 @@ def test_no_messages_is_a_run_too(lab):
     assert (run.verdict, run.counts["keys"]) == ("holds", 0)
 
 
+@pytest.mark.parametrize("publish", ["first", "while"])
+def test_the_queues_are_there_before_a_worker_looks_for_them(lab, publish):
+    runs = [lab.run(handlers.once_then_ack, [], publish=publish) for _ in range(20)]
+    assert not [event for run in runs for event in run.events if event.name == "channel.closed"]
+
+
 def test_the_same_run_gives_the_same_trail(lab):
     def told(run):
         return [(e.lane, e.name, e.phase, e.position, e.attempt, e.tag, e.detail) for e in run.events]
