@@ -87,7 +87,7 @@ class Ledger:
 
         Returns "recorded", or "duplicate" when the key is there already; then nothing is written.
         """
-        with self._step(steps.LEDGER_RECORD_ONCE, effect_key) as passage, self._own_transaction():
+        with self._step(steps.LEDGER_RECORD_ONCE, effect_key) as passage, _Transaction(self._db):
             if self._db.execute(CLAIM_KEY, (effect_key,)).rowcount:
                 self._db.execute(RECORD, (effect_key, json.dumps(detail)))
                 passage.outcome = "recorded"
@@ -143,15 +143,24 @@ class Ledger:
             detail["effect_key"] = effect_key
         return self._gate.step(name, delivery, **detail)
 
-    @contextmanager
-    def _own_transaction(self) -> Iterator[None]:
-        if self._db.in_transaction:
-            yield
+
+class _Transaction:
+    """A transaction around the body of one step, unless the learner has one open already."""
+
+    def __init__(self, db: sqlite3.Connection):
+        self._db = db
+
+    def __enter__(self) -> None:
+        self._own = not self._db.in_transaction
+        if self._own:
+            self._db.execute("BEGIN IMMEDIATE")
+
+    def __exit__(self, kind, error, traceback) -> None:
+        if not self._own:
             return
-        self._db.execute("BEGIN IMMEDIATE")
         try:
-            yield
-            self._db.execute("COMMIT")
-        except BaseException:
-            self._db.execute("ROLLBACK")
-            raise
+            if kind is None:
+                self._db.execute("COMMIT")
+        finally:
+            if self._db.in_transaction:
+                self._db.execute("ROLLBACK")

@@ -9,6 +9,8 @@ from labkit.errors import PlanError
 
 #: header that tells which of the published copies this is, 1-based; ours, because the broker owns `x-…`
 POSITION_HEADER = "labkit-position"
+_MAX_ID_BYTES = 255                                   # what AMQP gives to an id
+_encode = json.JSONEncoder(allow_nan=False).encode
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +39,9 @@ class Message:
                             'Write Message("invoice-7:reminder").')
         object.__setattr__(self, "message_id", self.message_id or f"message-for-{self.effect_key}")
         object.__setattr__(self, "correlation_id", self.correlation_id or self.message_id)
+        for name in ("effect_key", "message_id", "correlation_id"):
+            if len(getattr(self, name).encode()) > _MAX_ID_BYTES:
+                raise PlanError(f"The {name} is longer than {_MAX_ID_BYTES} bytes.", f"it begins with {getattr(self, name)[:40]!r}", "Use a shorter one.")
         try:
             self.body()
         except (TypeError, ValueError) as error:
@@ -45,15 +50,14 @@ class Message:
 
     def body(self) -> bytes:
         """Returns the JSON body; the ids travel in the AMQP properties."""
-        return json.dumps({"effect_key": self.effect_key, "sequence_key": self.sequence_key,
-                           "sequence_number": self.sequence_number, "schema": self.schema,
-                           "payload": dict(self.payload)}, allow_nan=False).encode()
+        return _encode({"effect_key": self.effect_key, "sequence_key": self.sequence_key, "sequence_number": self.sequence_number,
+                        "schema": self.schema, "payload": dict(self.payload)}).encode()
 
     @classmethod
     def from_wire(cls, body: bytes, message_id: str | None, correlation_id: str | None) -> "Message":
         """Reads a delivered body. Raises ValueError when it is not the JSON of a message; evaluates nothing."""
         try:
-            data = json.loads(body)
+            data = json.loads(body.decode())
             return cls(data["effect_key"], message_id or "", data.get("sequence_key"), data.get("sequence_number"),
                        data.get("schema", ""), data.get("payload") or {}, correlation_id or "")
         except (UnicodeDecodeError, json.JSONDecodeError, KeyError, TypeError, AttributeError, PlanError) as error:

@@ -55,13 +55,13 @@ NAMES = (*STEPS, *NOTES)
 class Gate:
     """The one gate of a worker: `with gate.step(name, delivery) as passage:` is passed before and after the body.
 
-    write(name, phase, delivery, detail) stores the event; ask(name, phase, delivery) puts it to the supervisor and
+    write(name, phase, delivery number, detail) stores the event; ask(name, phase, delivery) puts it to the supervisor and
     returns when the worker may go on (or does not return, or raises the planned error).
     armed holds the (name, phase) pairs to ask about; None asks about every one, for a stepped run.
     """
 
     def __init__(self, write: Callable, ask: Callable, armed: Collection[tuple[str, str]] | None):
-        self._write, self._ask, self._armed = write, ask, armed
+        self.write, self.ask, self._armed = write, ask, armed
 
     def step(self, name: str, delivery: Any, **detail: Any) -> "Passage":
         """Returns the passage of one step; `detail` holds JSON values for the trace."""
@@ -69,16 +69,11 @@ class Gate:
 
     def note(self, name: str, delivery: Any, **detail: Any) -> None:
         """Writes something that is not a step to the trace."""
-        self._write(name, NOTE, delivery, detail)
+        self.write(name, NOTE, delivery.number if delivery else 0, detail)
 
     def watches(self, name: str, phase: str) -> bool:
         """Tells whether the supervisor is asked at this gate."""
         return self._armed is None or (name, phase) in self._armed
-
-    def _pass(self, name: str, phase: str, delivery: Any, detail: dict) -> None:
-        self._write(name, phase, delivery, detail)
-        if self.watches(name, phase):
-            self._ask(name, phase, delivery)
 
 
 class Passage:
@@ -90,11 +85,17 @@ class Passage:
         self._gate, self._name, self._delivery, self._detail, self.outcome = gate, name, delivery, detail, None
 
     def __enter__(self) -> "Passage":
-        self._gate._pass(self._name, BEFORE, self._delivery, self._detail)
+        self._pass(BEFORE, self._detail)
         return self
 
     def __exit__(self, kind, error, traceback) -> None:
         if error is None:
-            self._gate._pass(self._name, AFTER, self._delivery, {} if self.outcome is None else {"outcome": self.outcome})
+            self._pass(AFTER, {} if self.outcome is None else {"outcome": self.outcome})
         else:
-            self._gate._write(self._name, FAILED, self._delivery, {"error": f"{kind.__name__}: {error}"})
+            self._gate.write(self._name, FAILED, self._delivery.number if self._delivery else 0, {"error": f"{kind.__name__}: {error}"})
+
+    def _pass(self, phase: str, detail: dict) -> None:
+        gate, name, delivery = self._gate, self._name, self._delivery
+        gate.write(name, phase, delivery.number if delivery else 0, detail)
+        if gate.watches(name, phase):
+            gate.ask(name, phase, delivery)

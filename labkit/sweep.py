@@ -4,9 +4,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from labkit.faults import Fault
+from labkit.palette import WORST_FIRST
 from labkit.result import STATUSES, Run
-
-_WORST_FIRST = ("duplicated", "lost", "unknown", "pending", "terminal", "once")
 
 
 @dataclass(frozen=True)
@@ -26,7 +25,7 @@ class SweepRow:
         """The worst status among the keys, or "unknown" when a planned crash did not fire."""
         if not all(self.run.facts.fired):
             return "unknown"
-        return next(status for status in _WORST_FIRST if self.run.counts[status])
+        return next(status for status in WORST_FIRST if self.run.counts[status])
 
     @property
     def deliveries(self) -> int:

@@ -62,17 +62,16 @@ class Writer:
 
     def write(self, name: str, phase: str, delivery: int, detail: dict[str, Any]) -> None:
         """Stores one record; `delivery` is the number of the delivery within this worker, 0 for none."""
-        tail = _detail_bytes(detail) if detail else b""
-        size = _HEAD.size + len(tail)
-        if self._at + 4 + size + 4 > CHUNK:           # 4 more for the mark that sends the reader on
+        record = _HEAD.pack(time.monotonic_ns(), _NAME_CODE[name], _PHASE_CODE[phase], delivery)
+        if detail:
+            record += _detail_bytes(detail)
+        if self._at + 4 + len(record) + 4 > CHUNK:    # 4 more for the mark that sends the reader on
             _LENGTH.pack_into(self._map, self._at, _NEXT_CHUNK)
             self._next_chunk()
         at = self._at
-        _HEAD.pack_into(self._map, at + 4, time.monotonic_ns(), _NAME_CODE[name], _PHASE_CODE[phase], delivery)
-        if tail:
-            self._map[at + 4 + _HEAD.size:at + 4 + size] = tail
-        _LENGTH.pack_into(self._map, at, size)
-        self._at = at + 4 + size
+        self._at = end = at + 4 + len(record)
+        self._map[at + 4:end] = record
+        _LENGTH.pack_into(self._map, at, end - at - 4)
 
     def _next_chunk(self) -> None:
         os.ftruncate(self._fd, self._end + CHUNK)

@@ -21,7 +21,7 @@ def _broken(run):
             return BROKEN, f"{key} was lost: no effect, and no message of it left", _of(run, key, steps.RECEIVE, steps.ACK, "killed", "exited")
     if run.counts["stray"]:
         key = next(key for key in facts.effects if key not in run.statuses)
-        return BROKEN, f"an effect was recorded for {key}, which nobody published", [e for e in run.events if e.detail.get("effect_key") == key]
+        return BROKEN, f"an effect was recorded for {key}, which nobody published", _of(run, key, *steps.STEPS)
     if facts.misuse:
         return BROKEN, facts.misuse, [e for e in run.events if e.name == "channel.closed"][:1]
     if facts.ending == "max_deliveries":
@@ -51,4 +51,4 @@ def _what_holds(run) -> str:
 
 
 def _of(run, key: str, *names: str) -> list[Event]:
-    return [e for e in run.events if e.effect_key == key and e.name in names and e.phase in (steps.AFTER, steps.NOTE)]
+    return [e for e in run.events if e.detail.get("effect_key", e.effect_key) == key and e.name in names and e.phase in (steps.AFTER, steps.NOTE)]

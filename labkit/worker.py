@@ -77,7 +77,7 @@ class Worker:
     def _work(self, job: dict[str, Any], blob: bytes) -> None:
         gc.enable()
         self._job, self._count, self._left_open = job, 0, False
-        self._gate = steps.Gate(self._write, self._ask, None if job["armed"] is None else {tuple(pair) for pair in job["armed"]})
+        self._gate = steps.Gate(self._trace.write, self._ask, None if job["armed"] is None else {tuple(pair) for pair in job["armed"]})
         os.chdir(job["folder"])
         sys.path[:] = job["path"]
         try:
@@ -125,10 +125,12 @@ class Worker:
         self._job["fill"] = 0
         while not self._stopping and channel.is_open and channel.consumer_tags:
             if not self._inbox:
+                self._connection.process_data_events(time_limit=0)
+            if self._inbox:
+                self._handle(*self._inbox.popleft())
+            else:
                 self._tell(t="idle", handled=self._count)
                 self._connection.process_data_events(time_limit=None)
-            else:
-                self._handle(*self._inbox.popleft())
         if channel.is_open and not self._stopping:
             channel.close()                           # cancelled by the broker: what it holds goes back to the queue
 
@@ -184,9 +186,6 @@ class Worker:
             pass
         sys.stdout.flush()
         os._exit(code if isinstance(code, int) else int(code is not None))
-
-    def _write(self, name: str, phase: str, delivery: Delivery | None, detail: dict[str, Any]) -> None:
-        self._trace.write(name, phase, delivery.number if delivery else 0, detail)
 
     def _ask(self, name: str, phase: str, delivery: Delivery | None) -> None:
         self._tell(t="gate", step=name, phase=phase, position=delivery and delivery.position,

@@ -40,6 +40,13 @@ def test_a_detail_too_large_for_the_trace_is_cut_and_says_so(trace):
     assert list(detail) == ["truncated"]
 
 
+def test_a_detail_that_json_does_not_know_is_told_as_text(trace):
+    writer, reader = trace
+    writer.write("ledger.execute", "before", 1, {"statement": PlanError("no", "why", "now")})
+    (*_, detail), = reader.read()
+    assert detail == {"statement": str(PlanError("no", "why", "now"))}
+
+
 def test_what_a_killed_writer_had_written_is_there():
     with tempfile.TemporaryFile() as file:
         if not (pid := os.fork()):
@@ -149,7 +156,8 @@ def test_a_message_travels_as_it_is():
     assert Message.from_wire(message.body(), message.message_id, message.correlation_id) == message
 
 
-@pytest.mark.parametrize("wrong", [lambda: Message(""), lambda: Message("k", payload={"x": object()}), lambda: Message("k", payload={"x": float("nan")})])
+@pytest.mark.parametrize("wrong", [lambda: Message(""), lambda: Message("k", payload={"x": object()}), lambda: Message("k", payload={"x": float("nan")}),
+                                   lambda: Message("ä" * 128), lambda: Message("k", "m" * 256), lambda: Message("k", correlation_id="c" * 256)])
 def test_a_message_that_cannot_travel_is_refused_when_it_is_made(wrong):
     with pytest.raises(PlanError):
         wrong()

@@ -64,6 +64,14 @@ def test_the_statuses_add_up_to_the_keys_whatever_happened(copies, effects):
     assert run.counts["effects"] + run.counts["stray"] == sum(effects.values())
 
 
+def test_the_evidence_is_the_shortest_list_of_events_that_shows_it(lab):
+    from tests.engine import handlers
+    fault = crash.after("ledger.record", message=2)
+    run = lab.run(handlers.effect_then_ack, lab.reminders(3), faults=[fault])
+    told = [(event.name, event.position) for event in run.evidence]
+    assert told == [("ledger.record", 2), ("killed", 2), ("ledger.record", 2)]
+
+
 def test_a_saved_run_is_judged_again_without_a_broker(lab, tmp_path):
     from tests.engine import handlers
     run = lab.run(handlers.effect_then_ack, lab.reminders(3), faults=[crash.after("ledger.record", message=2)])
