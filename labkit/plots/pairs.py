@@ -41,8 +41,8 @@ def _draw_bars(ax, run: Run, bars: list[str], grouped: bool) -> None:
     if len(bars) > _MOST_TICKS:                       # what is as it should be steps back
         colours = [colour + "90" if colour == LOOKS["once"].colour else colour for colour in colours]
     if grouped:                                       # the others of a group are around its oddest, which is drawn narrow
-        ax.bar(range(len(bars)), [1] * len(bars), 1, color=DELIVERIES + "60")
-        ax.bar(range(len(bars)), [-1] * len(bars), 1, color=LOOKS["once"].colour + "60")
+        for one, colour in ((1, DELIVERIES), (-1, LOOKS["once"].colour)):
+            ax.fill_between((-0.5, len(bars) - 0.5), 0, one, color=colour + "60", lw=0)
         width = 0.3
     ax.bar(range(len(bars)), delivered, width, color=DELIVERIES, gid="deliveries")
     ax.bar(range(len(bars)), [-number for number in effects], width, color=colours, gid="effects")
