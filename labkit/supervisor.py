@@ -13,15 +13,16 @@ from collections import Counter
 from dataclasses import replace
 from typing import Any
 
-from labkit import origin, steps, topology
+from labkit import origin, steps
 from labkit.account import REJECTED, VANISHED, WAITING, Account
 from labkit.amqp import Channel
 from labkit.broker.address import Address
 from labkit.crew import Crew
-from labkit.errors import BrokerError, HandlerError
+from labkit.errors import BrokerError, HandlerError, LabError
 from labkit.firing import Firing
 from labkit.plan import Plan
 from labkit.prints import Prints
+from labkit.publisher import Publisher
 from labkit.relay import Relay
 from labkit.result import Facts
 from labkit.seat import Seat
@@ -38,7 +39,7 @@ class Supervisor:
 
     def __init__(self, plan: Plan, crew: Crew, channel: Channel, address: Address, prefix: str, number: int, version: str):
         self._plan, self._crew, self._channel, self._address, self._version = plan, crew, channel, address, version
-        self._work, self._dead = topology.work_queue(prefix, number), topology.dead_queue(prefix, number)
+        self._publisher = Publisher(plan, channel, prefix, number, self._note, lambda error: self._fail(error, "a message could not be published"))
         self._started_ns = time.monotonic_ns()
         self.events: list[Event] = []
         self.account = Account(plan.automatic, plan.dead_letter)
@@ -47,19 +48,24 @@ class Supervisor:
         self._seats: list[Seat] = []
         self._via: Address | None = None       # the relay's address, where one is needed
         self._changed = asyncio.Event()
-        self._published = self._recount = self._dismissing = False
+        self._recount = self._dismissing = False
         self._deaths = 0
         self._errors: Counter[str] = Counter()
         self._ending = self._reason = self._stuck = self._misuse = ""
-        self._failure: Exception | None = None
+        self._failure: LabError | None = None
 
     async def carry_out(self) -> Facts:
         """Does the run. Raises BrokerError when it cannot begin, HandlerError when a worker cannot use the handler."""
-        plan, publisher = self._plan, None
+        plan, beside = self._plan, None
+        self._channel.on_end = self._lose_broker
         try:
-            await self._prepare()
+            if self.firing.needs_relay:
+                self.firing.relay = Relay(self._address.host, self._address.port)
+                self._via = replace(self._address, **await self.firing.relay.start())
+            await self._publisher.open()
             if plan.publish == "while":
-                publisher = asyncio.ensure_future(self._publish_beside())
+                beside = asyncio.ensure_future(self._publisher.publish_beside())
+                beside.add_done_callback(lambda _: self._changed.set())
             try:
                 async with asyncio.timeout(plan.deadline_s):
                     await self._work_it_off()
@@ -72,8 +78,8 @@ class Supervisor:
                 raise self._failure
             return self._facts(where)
         finally:
-            if publisher:
-                publisher.cancel()
+            if beside:
+                beside.cancel()
             self._dismissing = True
             for seat in self._seats:
                 if seat.process:
@@ -81,7 +87,7 @@ class Supervisor:
                     seat.process.discard()
             if self.firing.relay:
                 await self.firing.relay.close()
-            self._channel.give_back(self._work, *[self._dead] * plan.dead_letter)
+            self._publisher.close()
             self._crew.refill()
 
     def look(self) -> tuple[list[Event], list[int], dict[int, str]]:
@@ -99,56 +105,6 @@ class Supervisor:
             if seat.number == worker and seat.process:
                 seat.by_hand = True
                 seat.process.signal(signal.SIGKILL)
-
-    # -- before the workers
-
-    async def _prepare(self) -> None:
-        plan, channel = self._plan, self._channel
-        channel.on_end = self._lose_broker
-        limit_s = plan.deadline_s + len(plan.messages) / 500
-        try:
-            async with asyncio.timeout(limit_s):
-                if self.firing.needs_relay:
-                    self.firing.relay = Relay(self._address.host, self._address.port)
-                    self._via = replace(self._address, **await self.firing.relay.start())
-                first = list(enumerate(plan.messages, 1)) if plan.publish == "first" else []
-                queues = {self._dead: topology.dead_arguments()} if plan.dead_letter else {}
-                queues[self._work] = topology.work_arguments(plan.queue_type, plan.dead_letter and self._dead, plan.delivery_limit)
-                await asyncio.gather(channel.declare(queues), channel.publish(self._work, first, self._take_outcome))
-                self._published = plan.publish == "first"
-                if plan.dead_letter:
-                    channel.consume(self._dead, self._take_dead_letter)
-        except TimeoutError:
-            raise BrokerError(f"RabbitMQ did not take the messages within {limit_s:.0f} s.",
-                              f"it has blocked publishers: {channel.blocked}" if channel.blocked else "it is frozen, or overloaded",
-                              "Free memory or disk space, or run `python3 -m labkit doctor`.") from None
-
-    async def _publish_beside(self) -> None:
-        begun = time.monotonic()
-        for position, message in enumerate(self._plan.messages, 1):
-            if self._plan.rate:
-                await asyncio.sleep(begun + (position - 1) / self._plan.rate - time.monotonic())
-            await self._channel.publish(self._work, [(position, message)], self._take_outcome)
-        self._published = True
-        self._changed.set()
-
-    def _take_outcome(self, position: int, outcome: str) -> None:
-        if outcome == "confirmed":
-            message = self._plan.messages[position - 1]
-            self._note("published", "broker", position=position, message_id=message.message_id, effect_key=message.effect_key)
-        else:
-            self._failure = BrokerError(f"RabbitMQ {outcome} message {position}.", "the run's queue is gone, or full",
-                                        "Run the cell again; if it stays, run `python3 -m labkit doctor`.")
-            self._end("stopped", "a message could not be published")
-
-    def _take_dead_letter(self, message_id: str, position: int, headers: dict) -> None:
-        reason = next((death["reason"] for death in headers.get("x-death", ()) if death["queue"] == self._work), "unknown")
-        self._note("dead-lettered", "broker", {"reason": reason}, position=position, message_id=message_id,
-                   effect_key=self._plan.messages[position - 1].effect_key)
-        self._changed.set()
-
-    def _lose_broker(self, error: BrokerError) -> None:
-        self._end("unreachable", f"the connection to the broker ended: {error.why or error.what}")
 
     # -- while they work
 
@@ -172,8 +128,8 @@ class Supervisor:
         process.on_print = self._prints.take
         process.on_end = lambda: seat.process is process and self._bury(seat)
         # With automatic acknowledgement the client's buffer is filled first, so that a kill loses the same number each time.
-        fill = len(self.account.outstanding) if plan.automatic and plan.workers == 1 and self._published else 0
-        process.give({"queue": self._work, "prefetch": plan.prefetch, "automatic": plan.automatic, "fill": fill,
+        fill = len(self.account.outstanding) if plan.automatic and plan.workers == 1 and self._publisher.done else 0
+        process.give({"queue": self._publisher.work, "prefetch": plan.prefetch, "automatic": plan.automatic, "fill": fill,
                       "max_deliveries": plan.max_deliveries,
                       "armed": self.firing.armed, "ledger": plan.ledger, "worker": seat.number, "folder": os.getcwd(), "path": sys.path}, plan.blob)
         if process.exit_status is not None:
@@ -193,9 +149,8 @@ class Supervisor:
             case "unreachable":
                 self._end("unreachable", f"worker {seat.number} could not reach the broker: {frame['error']}")
             case "unusable":
-                self._failure = HandlerError("A worker process could not load the handler.", frame["error"],
-                                             "Import what it needs inside the handler, or keep helper files beside the notebook.")
-                self._end("stopped", "the handler could not be loaded")
+                self._fail(HandlerError("A worker process could not load the handler.", frame["error"],
+                                        "Import what it needs inside the handler, or keep helper files beside the notebook."), "the handler could not be loaded")
         self._changed.set()
 
     def _read(self) -> None:
@@ -250,15 +205,22 @@ class Supervisor:
             self._end("gave up", f"the worker processes ended by themselves {self._deaths} times, so the supervisor gave up")
         elif self._plan.automatic and self._plan.workers == 1:
             self._recount = True                      # what was in its buffer is gone; the queue tells what is left
-        elif self.account.outstanding or not self._published:
+        elif self.account.outstanding or not self._publisher.done:
             self._seat(seat)
+
+    def _lose_broker(self, error: BrokerError) -> None:
+        self._end("unreachable", f"the connection to the broker ended: {error.why or error.what}")
+
+    def _fail(self, error: LabError, reason: str) -> None:
+        self._failure = error
+        self._end("stopped", reason)
 
     # -- the end
 
     async def _until_quiet(self) -> None:
         """Waits until nothing more can happen by itself, or until nothing has happened for a while."""
         while not self._quiet():
-            all_idle = self._published and all(seat.idle and not seat.running for seat in self._seats)
+            all_idle = self._publisher.done and all(seat.idle and not seat.running for seat in self._seats)
             try:
                 await asyncio.wait_for(self._changed.wait(), _STALL_S if all_idle else None)
             except TimeoutError:
@@ -269,7 +231,7 @@ class Supervisor:
         self._read()                                  # a dead letter may arrive before the worker says anything
         if self._ending or self._recount:
             return True
-        if not self._published or any(seat.at_work for seat in self._seats):
+        if not self._publisher.done or any(seat.at_work for seat in self._seats):
             return False
         outstanding, held = self.account.outstanding, [self.account.held[seat.lane] for seat in self._seats]
         if not outstanding:
@@ -324,7 +286,7 @@ class Supervisor:
     async def _ready(self) -> int:
         """Returns how many messages the work queue holds, now that nobody takes from it."""
         while True:
-            ready, consumers = await self._channel.count(self._work)
+            ready, consumers = await self._channel.count(self._publisher.work)
             if not consumers:
                 return ready
 
@@ -345,7 +307,7 @@ class Supervisor:
         """Compares the queue with the account; where they differ, looks at what the queue holds."""
         ready, outstanding = await self._ready(), set(self.account.outstanding)
         if ready != len(outstanding) or any(self.account.where[position] == REJECTED for position in outstanding):
-            found = await self._channel.drain(self._work, ready)
+            found = await self._channel.drain(self._publisher.work, ready)
             for position in outstanding - found:
                 self.account.move(position, VANISHED)
             for position in found:
@@ -368,6 +330,7 @@ class Supervisor:
         event = Event((time.monotonic_ns() - self._started_ns) / 1e6, lane, name, steps.NOTE, detail=detail or {}, **about)
         self.events.append(event)
         self.account.take(event)
+        self._changed.set()
 
     def _facts(self, where: dict[int, str] | None) -> Facts:
         self.events.sort(key=lambda event: event.at_ms)
