@@ -8,7 +8,6 @@ from labkit import controller, ledger
 from labkit.result import Facts, Run
 from labkit.errors import PlanError
 from labkit.plan import Plan
-from labkit.supervisor import Supervisor
 
 
 class Live:

@@ -2,7 +2,6 @@
 
 import asyncio
 import signal
-from collections.abc import Sequence
 
 from labkit import origin
 from labkit.crew import WorkerProcess

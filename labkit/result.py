@@ -14,7 +14,6 @@ from functools import cached_property
 from typing import Any
 
 from labkit import account, ledger, steps
-from labkit.account import Account
 from labkit.errors import PlanError
 from labkit.message import Message
 from labkit.trace import Event

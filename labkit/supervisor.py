@@ -8,15 +8,13 @@ import asyncio
 import os
 import signal
 import sys
-import time
-from collections import Counter
 from dataclasses import replace
 from typing import Any
 
-from labkit import origin, steps
-from labkit.account import REJECTED, VANISHED, WAITING, Account
+from labkit.account import REJECTED, VANISHED, WAITING
 from labkit.amqp import Channel
 from labkit.broker.address import Address
+from labkit.chronicle import Chronicle
 from labkit.crew import Crew
 from labkit.errors import BrokerError, HandlerError, LabError
 from labkit.firing import Firing
@@ -31,7 +29,6 @@ from labkit.trace import Event
 MAX_UNPLANNED_DEATHS = 5
 _STALL_S = 0.3                                        # this long without news from idle workers, and copies are counted anew
 _FAREWELL_S = 2                                       # for workers to leave, and for a last answer of the broker
-_MAX_ERRORS = 20
 
 
 class Supervisor:
@@ -40,9 +37,8 @@ class Supervisor:
     def __init__(self, plan: Plan, crew: Crew, channel: Channel, address: Address, prefix: str, number: int, version: str):
         self._plan, self._crew, self._channel, self._address, self._version = plan, crew, channel, address, version
         self._publisher = Publisher(plan, channel, prefix, number, self._note, lambda error: self._fail(error, "a message could not be published"))
-        self._started_ns = time.monotonic_ns()
-        self.events: list[Event] = []
-        self.account = Account(plan.automatic, plan.dead_letter)
+        self._chronicle = Chronicle(plan, self._exceed)
+        self.events, self.account = self._chronicle.events, self._chronicle.account
         self.firing = Firing(plan.faults, self._note)
         self._prints = Prints()
         self._seats: list[Seat] = []
@@ -50,8 +46,7 @@ class Supervisor:
         self._changed = asyncio.Event()
         self._recount = self._dismissing = False
         self._deaths = 0
-        self._errors: Counter[str] = Counter()
-        self._ending = self._reason = self._stuck = self._misuse = ""
+        self._ending = self._reason = self._stuck = ""
         self._failure: LabError | None = None
 
     async def carry_out(self) -> Facts:
@@ -154,35 +149,7 @@ class Supervisor:
         self._changed.set()
 
     def _read(self) -> None:
-        """Takes what the workers' traces hold by now, all of them in the order of time."""
-        records = [(record, seat) for seat in self._seats if seat.process for record in seat.process.trace.read()]
-        if len(self._seats) > 1:
-            records.sort(key=lambda pair: pair[0][0])
-        for record, seat in records:
-            self._learn(seat, *record)
-
-    def _learn(self, seat: Seat, ns: int, name: str, phase: str, number: int, detail: dict[str, Any]) -> None:
-        if name == steps.RECEIVE:
-            about = {field: detail[field] for field in ("message_id", "effect_key", "position", "tag")} | {"attempt": detail.get("outcome")}
-            seat.deliveries[number] = about
-            detail = {field: value for field, value in detail.items() if field not in about and field != "outcome"}
-            seat.running, seat.idle = True, False
-            if (about["attempt"] or 0) > self._plan.max_deliveries:
-                seat.running = False                  # the worker does not enter the handler again
-                self._end("max_deliveries", f"{about['effect_key']} was delivered more than {self._plan.max_deliveries} times, so the run was stopped")
-        event = Event((ns - self._started_ns) / 1e6, seat.lane, name, phase, **seat.deliveries.get(number, {}), detail=detail)
-        self.events.append(event)
-        self.account.take(event)
-        match name:
-            case "returned":
-                seat.running = False
-            case "raised":
-                seat.running = False
-                place = origin.tell(detail["frames"], self._plan.files)
-                self._errors[detail["error"] + (f" ({place})" if place else "")] += 1
-            case "channel.closed" if "unknown delivery tag" in detail["text"] and not self._misuse:
-                self._misuse = ("the handler answered a delivery that its channel did not know any more (a second answer, or a foreign tag), "
-                                f"and the broker closed the channel: {detail['code']} {detail['text']}")
+        self._chronicle.read(self._seats)
 
     def _bury(self, seat: Seat) -> None:
         """Notes how a worker's process ended, and seats another while there is work."""
@@ -197,7 +164,7 @@ class Supervisor:
             self._note("killed", seat.lane, {"by": "hand"})
         elif status != -signal.SIGKILL or not self.firing.prove_crash(seat):
             self._note("killed" if status == -signal.SIGKILL else "exited", seat.lane, {"status": status})
-            self._errors[f"worker {seat.number} ended by itself, " + (f"with status {status}" if status >= 0 else f"by signal {-status}")] += 1
+            self._chronicle.blame(f"worker {seat.number} ended by itself, " + (f"with status {status}" if status >= 0 else f"by signal {-status}"))
             self._deaths += 1
         seat.process.discard()
         seat.process = None
@@ -210,6 +177,9 @@ class Supervisor:
 
     def _lose_broker(self, error: BrokerError) -> None:
         self._end("unreachable", f"the connection to the broker ended: {error.why or error.what}")
+
+    def _exceed(self, effect_key: str) -> None:
+        self._end("max_deliveries", f"{effect_key} was delivered more than {self._plan.max_deliveries} times, so the run was stopped")
 
     def _fail(self, error: LabError, reason: str) -> None:
         self._failure = error
@@ -327,14 +297,11 @@ class Supervisor:
         self._changed.set()
 
     def _note(self, name: str, lane: str, detail: dict | None = None, **about: Any) -> None:
-        event = Event((time.monotonic_ns() - self._started_ns) / 1e6, lane, name, steps.NOTE, detail=detail or {}, **about)
-        self.events.append(event)
-        self.account.take(event)
+        self._chronicle.note(name, lane, detail, **about)
         self._changed.set()
 
     def _facts(self, where: dict[int, str] | None) -> Facts:
         self.events.sort(key=lambda event: event.at_ms)
-        errors = [text + (f" — {times} times" if times > 1 else "") for text, times in self._errors.most_common(_MAX_ERRORS)]
         return Facts({**self._plan.settings(), "broker": self._version}, [str(fault) for fault in self._plan.faults], self.firing.fired,
                      effects=None, where=where, ending=self._ending or "over", reason=self._reason, printed=self._prints.text,
-                     printed_bytes=self._prints.total_bytes, errors=errors, misuse=self._misuse, stuck=self._stuck)
+                     printed_bytes=self._prints.total_bytes, errors=self._chronicle.errors, misuse=self._chronicle.misuse, stuck=self._stuck)

@@ -1,5 +1,4 @@
 """A run that is under way: killed by hand, stopped, interrupted; and a kernel that goes away."""
-import os
 import pathlib
 import signal
 import subprocess

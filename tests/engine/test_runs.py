@@ -1,6 +1,4 @@
 """What a run tells, for handlers that behave and handlers that do not. Real broker, real processes, really killed."""
-import os
-import signal
 import threading
 
 import pytest
