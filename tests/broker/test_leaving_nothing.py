@@ -1,6 +1,4 @@
 """However a holder, a guard or a start ends, nothing of the node is left running, and the next start finds its way."""
-import signal
-import time
 
 import psutil
 import pytest
