@@ -2,6 +2,8 @@
 
 Canonical means: outputs of a run from top to bottom, counted 1..n; nothing that differs from one run or machine to the
 next (times, widget ids, the Python's version, how a stream was cut in pieces); keys sorted, one newline at the end.
+A cell whose output must differ, such as a picture with times, carries the tag `varies`: its stored output is kept as long
+as a new one says the same but for its numbers. To renew it, clear it first.
 """
 import json
 import os
@@ -19,6 +21,7 @@ CELL_TIMEOUT_S = 120
 KERNEL = {"display_name": "Python 3", "language": "python", "name": "python3"}
 WIDGET = "application/vnd.jupyter.widget-view+json"
 CELL_METADATA = ("tags",)  #: all else is a trace of the editor or of the run
+VARIES = "varies"  #: tag of a cell whose output differs from run to run
 COLOURS = re.compile(r"\x1b\[[0-9;]*m")
 
 
@@ -56,6 +59,7 @@ def execute(path: Path) -> bool:
     except (CellExecutionError, CellTimeoutError, DeadKernelError) as error:
         raise SetupError(f"{path.name}, cell {cell['index'] + 1}: {_last_line(error)}",
                          "the notebook was left as it was", f"open it and run it up to cell {cell['index'] + 1}") from error
+    _keep_what_varies(nbformat.reads(before, as_version=4), notebook)
     after = canonical(notebook)
     if changed := after != before:
         beside = path.with_suffix(".ipynb.new")
@@ -84,6 +88,18 @@ def is_canonical(path: Path) -> bool:
     """Say whether the file holds its notebook as `run` would save it, given its outputs. Read-only."""
     text = path.read_text(encoding="utf-8")
     return text == canonical(nbformat.reads(text, as_version=4))
+
+
+def _keep_what_varies(before: nbformat.NotebookNode, after: nbformat.NotebookNode) -> None:
+    for old, new in zip(before.cells, after.cells):
+        if VARIES in new.metadata.get("tags", ()) and _words(old) == _words(new):
+            new.outputs = old.outputs
+
+
+def _words(cell: nbformat.NotebookNode) -> str:
+    """What the outputs of a code cell say, without digits."""
+    said = "".join(output.get("text") or output.get("data", {}).get("text/plain", "") for output in cell.outputs)
+    return re.sub(r"\d", "", said)
 
 
 def _outputs(outputs: list, count: int | None) -> list:

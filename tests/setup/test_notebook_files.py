@@ -31,6 +31,25 @@ def test_running_a_notebook_twice_gives_the_same_bytes(tmp_path):
     assert cells[0].outputs[0].text == "one\ntwo\n"
 
 
+def test_an_output_that_varies_is_kept_until_it_is_cleared_or_says_something_else(tmp_path):
+    def cell():
+        return nbformat.read(path, as_version=4).cells[0]
+
+    def store(**changes):
+        nbformat.write(new_notebook(cells=[nbformat.from_dict(cell() | changes)]), path)
+        notebooks.execute(path)
+        return cell().outputs
+    path = write(tmp_path / "a.ipynb", "import time\nf'{time.perf_counter_ns()} ns'")
+    first = store(metadata={"tags": [notebooks.VARIES]})
+    assert not notebooks.execute(path) and cell().outputs == first
+    second = store(outputs=[])
+    assert second not in ([], first)
+    third = store(source="import time\nf'{time.perf_counter_ns()} nanoseconds'")
+    assert "nanoseconds" in third[0].data["text/plain"]
+    fourth = store(metadata={})
+    assert notebooks.execute(path) and cell().outputs != fourth
+
+
 def test_a_cell_that_fails_is_named_and_the_file_stays_as_it_was(tmp_path, capsys):
     path = write(tmp_path / "broken.ipynb", "1", "raise ValueError('no such invoice')")
     before = path.read_bytes()
