@@ -15,6 +15,7 @@ class Live:
 
     def __init__(self, plan: Plan, supervisor: Coroutine):
         self._plan, self._supervisor, self._run = plan, None, None
+        self._inherited = ledger.count_effects(plan.ledger)
         self._work = controller.Work(self._carry_out(supervisor))
 
     @property
@@ -62,4 +63,4 @@ class Live:
             effects = ledger.count_effects(self._plan.ledger)
         except sqlite3.Error:
             effects = None                            # every status is then unknown
-        return Run(list(self._plan.messages), events, replace(facts, effects=effects), self._plan.ledger)
+        return Run(list(self._plan.messages), events, replace(facts, effects=effects, inherited=self._inherited), self._plan.ledger)

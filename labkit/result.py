@@ -36,6 +36,7 @@ class Facts:
     settings:  the arguments of `Lab.run` that shaped it, and "broker", its version
     planned:   the planned faults in words; fired: how often each of them fired
     effects:   effect key -> rows in the ledger; None when the ledger could not be asked
+    inherited: the same at the start, in a run that goes on with the ledger of an earlier one
     where:     position -> where the copy ended, as in `account`; None when the broker could not be asked
     ending:    "over", "deadline", "max_deliveries", "gave up", "stopped" or "unreachable", with `reason` in words
     printed:   what the handlers printed, cut at a bound; printed_bytes: how much it was
@@ -53,6 +54,7 @@ class Facts:
     errors: list[str] = field(default_factory=list)
     misuse: str = ""
     stuck: str = ""
+    inherited: dict[str, int] = field(default_factory=dict)
 
 
 class Run:
@@ -74,7 +76,7 @@ class Run:
         effects, tally = self.facts.effects or {}, Counter(self.statuses.values())
         return {"published": sum(event.name == "published" for event in self.events), "keys": len(self._positions),
                 "deliveries": sum(self.deliveries.values()), "effects": sum(effects.get(key, 0) for key in self._positions),
-                "charges": 0, "stray": sum(n for key, n in effects.items() if key not in self._positions), "retries": 0, "records": 0,
+                "charges": 0, "stray": sum(self.strays.values()), "retries": 0, "records": 0,
                 "dead_lettered": sum(where == account.DEAD_LETTERED for where in (self.facts.where or {}).values()),
                 **{status: tally[status] for status in STATUSES}}
 
@@ -83,6 +85,12 @@ class Run:
         """Effect key -> handlers entered for it."""
         found = Counter(event.effect_key for event in self.events if event.name == steps.RECEIVE and event.phase == steps.AFTER)
         return {key: found[key] for key in self._positions}
+
+    @cached_property
+    def strays(self) -> dict[str, int]:
+        """Effect key that nobody published -> effects that this run recorded for it."""
+        new = Counter(self.facts.effects or {}) - Counter(self.facts.inherited)
+        return {key: rows for key, rows in new.items() if key not in self._positions}
 
     @property
     def verdict(self) -> str:

@@ -19,8 +19,7 @@ def _broken(run):
     for key, status in run.statuses.items():
         if status == "lost":
             return BROKEN, f"{key} was lost: no effect, and no message of it left", _of(run, key, steps.RECEIVE, steps.ACK, "killed", "exited")
-    if run.counts["stray"]:
-        key = next(key for key in facts.effects if key not in run.statuses)
+    for key in run.strays:
         return BROKEN, f"an effect was recorded for {key}, which nobody published", _of(run, key, *steps.STEPS)
     if facts.misuse:
         return BROKEN, facts.misuse, [e for e in run.events if e.name == "channel.closed"][:1]

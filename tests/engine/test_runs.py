@@ -210,6 +210,19 @@ def test_a_stray_effect_breaks_the_promise(lab):
     assert "invoice-99:reminder, which nobody published" in run.why
 
 
+def test_effects_of_an_earlier_run_are_no_strays_and_new_ones_are(lab):
+    first = lab.run(handlers.once_then_ack, lab.reminders(2))
+    second = lab.run(handlers.once_then_ack, lab.reminders(3)[2:], continue_from=first)
+    assert (second.verdict, second.counts["stray"], second.facts.effects) == ("holds", 0, {f"invoice-{n}:reminder": 1 for n in (1, 2, 3)})
+
+    def write_for_the_first_too(delivery, shop):
+        shop.ledger.record("invoice-1:reminder")
+        handlers.once_then_ack(delivery, shop)
+    third = lab.run(write_for_the_first_too, lab.reminders(3)[2:], continue_from=first)
+    assert (third.verdict, third.strays) == ("broken", {"invoice-1:reminder": 1})
+    assert "an effect was recorded for invoice-1:reminder, which nobody published" in third.why
+
+
 def test_messages_may_be_published_while_the_workers_run(lab):
     run = lab.run(handlers.once_then_ack, lab.reminders(10), publish="while", rate=500)
     assert (run.verdict, statuses(run)) == ("holds", {"once": 10})
