@@ -19,6 +19,14 @@ class LabError(Exception):
         super().__init__("\n".join(part for part in (what, why and f"Likely cause: {why}", now and f"What now: {now}") if part))
 
 
+def told(error: BaseException) -> str:
+    """Returns an error of any kind in one text, its type first; a learner's error may not be able to tell itself."""
+    try:
+        return f"{type(error).__name__}: {error}"
+    except Exception:
+        return type(error).__name__
+
+
 class BrokerError(LabError):
     """Raised when no RabbitMQ can be found, started or reached."""
 

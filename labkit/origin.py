@@ -11,6 +11,8 @@ _NOT_THE_LEARNERS = tuple(os.path.realpath(path) + os.sep for path in
                           (os.path.dirname(__file__), *(sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib"))))
 
 Frame = tuple[str, int, str]
+_SHIPPED = "<dynamic-code>"                           # what cloudpickle writes in place of the file
+_MOST_FRAMES = 10                                     # endless recursion has a thousand, all alike
 
 
 def is_learners(file: str) -> bool:
@@ -19,8 +21,10 @@ def is_learners(file: str) -> bool:
 
 
 def learner_frames(trace: TracebackType | None) -> list[Frame]:
-    """Returns (file, line number, function) of each frame in the learner's code, the innermost last."""
-    return [(f.filename, f.lineno, f.name) for f in traceback.extract_tb(trace, limit=None) if is_learners(f.filename)]
+    """Returns (file, line number, function) of frames in the learner's code: the innermost few, the innermost last."""
+    found = [(code.co_filename, line, code.co_name) for code, line in
+             ((frame.f_code, line) for frame, line in traceback.walk_tb(trace)) if is_learners(code.co_filename)]
+    return found[-_MOST_FRAMES:]
 
 
 def tell(frames: list[Frame], files: dict[str, str]) -> str:
@@ -31,7 +35,7 @@ def tell(frames: list[Frame], files: dict[str, str]) -> str:
     if not frames:
         return ""
     file, line, function = frames[-1]
-    source = linecache.getline(files.get(function, file), line).strip()
+    source = linecache.getline(files.get(function, file) if file == _SHIPPED else file, line).strip()
     return f"in {function}: `{source}`" if source else f"in {function}, line {line}"
 
 

@@ -7,6 +7,8 @@ planned (or, in a stepped run, everywhere); what happens then is the supervisor'
 from collections.abc import Callable, Collection
 from typing import Any
 
+from labkit.errors import told
+
 #: step name -> what passing it means
 STEPS: dict[str, str] = {}
 
@@ -92,7 +94,7 @@ class Passage:
         if error is None:
             self._pass(AFTER, {} if self.outcome is None else {"outcome": self.outcome})
         else:
-            self._gate.write(self._name, FAILED, self._delivery.number if self._delivery else 0, {"error": f"{kind.__name__}: {error}"})
+            self._gate.write(self._name, FAILED, self._delivery.number if self._delivery else 0, {"error": told(error)})
 
     def _pass(self, phase: str, detail: dict) -> None:
         gate, name, delivery = self._gate, self._name, self._delivery

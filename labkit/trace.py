@@ -26,6 +26,7 @@ _NEXT_CHUNK = 0xFFFFFFFF
 _NAME_CODE = {name: code for code, name in enumerate(NAMES)}
 _PHASE_CODE = {phase: code for code, phase in enumerate(PHASES)}
 _MAX_DETAIL = 4096
+_MAX_TEXT = 1000
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,4 +117,8 @@ def _detail_bytes(detail: dict[str, Any]) -> bytes:
         tail = marshal.dumps(detail)
     except ValueError:                                # a value of some class
         tail = marshal.dumps(json.loads(json.dumps(detail, default=str)))
-    return tail if len(tail) <= _MAX_DETAIL else marshal.dumps({"truncated": str(detail)[:_MAX_DETAIL // 2]})
+    return tail if len(tail) <= _MAX_DETAIL else marshal.dumps({name: _cut(value) for name, value in detail.items()})
+
+
+def _cut(value: Any) -> Any:
+    return value[:_MAX_TEXT] + "…" if isinstance(value, str) and len(value) > _MAX_TEXT else value

@@ -22,6 +22,7 @@ import pika
 
 from labkit import link, steps
 from labkit.delivery import BROKEN, Delivery
+from labkit.errors import told
 from labkit.ledger import Ledger
 from labkit.message import POSITION_HEADER, Message
 from labkit.origin import learner_frames
@@ -83,7 +84,7 @@ class Worker:
         try:
             self._handler = pickle.loads(blob)        # from the learner's kernel, over the private line
         except Exception as error:
-            self._tell(t="unusable", error=f"{type(error).__name__}: {error}")
+            self._tell(t="unusable", error=told(error))
             return
         self._ledger = Ledger(job["ledger"], self._gate, lambda: self._current, _CONSUMER)
         self._shop = Shop(self._ledger)
@@ -158,13 +159,12 @@ class Worker:
                 raise unreadable
             self._handler(delivery, self._shop)
             self._gate.note("returned", delivery)
-        except Exception as error:
-            self._gate.note("raised", delivery, error=f"{type(error).__name__}: {error}", frames=learner_frames(error.__traceback__))
+        except BaseException as error:
+            self._gate.note("raised", delivery, error=told(error), frames=learner_frames(error.__traceback__))
+            if not isinstance(error, Exception):      # SystemExit, KeyboardInterrupt: the process ends by it
+                self._fence_and_leave(getattr(error, "code", 1))
             if not delivery.settled and self._channel.is_open:
                 delivery.reject(requeue=False)
-        except SystemExit as error:
-            self._gate.note("raised", delivery, error=f"SystemExit: {error}", frames=learner_frames(error.__traceback__))
-            self._fence_and_leave(error.code)
         finally:
             self._current = None
             self._left_open |= not delivery.settled

@@ -33,11 +33,11 @@ def test_a_trace_grows_past_its_first_chunk(trace):
     assert [record[4] for record in reader.read()] == details
 
 
-def test_a_detail_too_large_for_the_trace_is_cut_and_says_so(trace):
+def test_a_text_too_long_for_the_trace_is_cut_and_the_rest_of_the_detail_kept(trace):
     writer, reader = trace
-    writer.write("raised", "note", 0, {"error": "x" * CHUNK})
+    writer.write("raised", "note", 0, {"error": "x" * CHUNK, "frames": [("cell.py", 3, "remind")]})
     (*_, detail), = reader.read()
-    assert list(detail) == ["truncated"]
+    assert detail == {"error": "x" * 1000 + "…", "frames": [("cell.py", 3, "remind")]}
 
 
 def test_a_detail_that_json_does_not_know_is_told_as_text(trace):
