@@ -62,8 +62,7 @@ class Delivery:
                 if again or self.fence_next or self._gate.watches(name, steps.AFTER):
                     self.fence()
                     passage.outcome = "handled"
-            except pika.exceptions.ChannelClosedByBroker as error:
-                self._gate.note("channel.closed", self, code=error.reply_code, text=error.reply_text)
+            except pika.exceptions.ChannelClosedByBroker:
                 passage.outcome = "refused"
             except BROKEN:
                 passage.outcome = "unknown"

@@ -125,8 +125,9 @@ class Ledger:
             with self._gate.step(steps.LEDGER_COMMIT, delivery):
                 self._db.execute("COMMIT")
         except BaseException:
-            with self._gate.step(steps.LEDGER_ROLLBACK, delivery):
-                self._db.execute("ROLLBACK")
+            if self._db.in_transaction:               # else the body ended it by a statement of its own
+                with self._gate.step(steps.LEDGER_ROLLBACK, delivery):
+                    self._db.execute("ROLLBACK")
             raise
 
     def log_delivery(self, message_id: str, effect_key: str, worker: int) -> int:

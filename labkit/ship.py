@@ -1,6 +1,7 @@
 """Shipping a handler to the workers: by value, from the learner's own kernel, or a clear word about why it cannot be."""
 
 import functools
+import inspect
 import sys
 import sysconfig
 import types
@@ -19,6 +20,7 @@ def pack(handler: Callable) -> bytes:
     if not callable(handler):
         raise HandlerError(f"The handler is {handler!r}, which cannot be called.", "a value was given where a function is expected",
                            "Write `def handler(delivery, shop): …` and give its name, without brackets.")
+    _check_call(handler)
     module = sys.modules.get(getattr(_function(handler), "__module__", None) or "")
     by_value = module is not None and module.__name__ != "__main__" and not (getattr(module, "__file__", None) or "/").startswith(_LIBRARIES) \
         and hasattr(module, "__file__")
@@ -34,6 +36,22 @@ def pack(handler: Callable) -> bytes:
     finally:
         if by_value:
             cloudpickle.unregister_pickle_by_value(module)
+
+
+def _check_call(handler: Callable) -> None:
+    """Raises HandlerError when `handler(delivery, shop)` cannot be called, or would do nothing."""
+    function = _function(handler)
+    body = function if isinstance(function, types.FunctionType) else getattr(function, "__call__", None)
+    if inspect.iscoroutinefunction(body) or inspect.isgeneratorfunction(body) or inspect.isasyncgenfunction(body):
+        raise HandlerError(f"Calling the handler {name_of(handler)!r} does nothing yet.", "it is written with `async` or `yield`",
+                           "Write an ordinary function: def handler(delivery, shop): …")
+    try:
+        inspect.signature(handler).bind(None, None)
+    except TypeError as error:
+        raise HandlerError(f"The handler {name_of(handler)!r} cannot be called with (delivery, shop).", str(error),
+                           "Write def handler(delivery, shop): …") from None
+    except ValueError:
+        pass                                          # something built in, which does not tell
 
 
 def name_of(handler: Callable) -> str:

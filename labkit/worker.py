@@ -54,6 +54,7 @@ class Worker:
         self._current: Delivery | None = None
         self._count = 0
         self._private_fds: set[int] = set()
+        self._is_copy = False
         os.register_at_fork(after_in_child=self._let_go)
 
     def run(self) -> None:
@@ -70,8 +71,7 @@ class Worker:
                 while self._jobs.empty():
                     self._connection.process_data_events(time_limit=None)
                 self._work(*self._jobs.get())
-                self._channel.close()
-                self._channel = self._connection.channel()
+                self._open_channel()
         except BROKEN as error:
             self._tell(t="unreachable", error=repr(error))
 
@@ -92,8 +92,8 @@ class Worker:
             try:
                 self._subscribe()
                 self._consume()
-            except pika.exceptions.ChannelClosedByBroker as error:
-                self._gate.note("channel.closed", None, code=error.reply_code, text=error.reply_text)
+            except pika.exceptions.AMQPChannelError:
+                pass                                  # noted when it was closed
             except BROKEN as error:
                 self._gate.note("connection.lost", None, error=type(error).__name__)
                 self._connect()
@@ -101,16 +101,29 @@ class Worker:
             self._fence_and_leave()
         self._ledger.close()
         sys.stdout.flush()
+        try:
+            self._channel.close()                     # a round trip: the broker has handled what was sent, or says what was wrong with it
+        except pika.exceptions.AMQPChannelError:
+            pass
 
     def _connect(self) -> None:
         before = set(os.listdir("/dev/fd"))
         self._connection = connect(self._address)
         self._private_fds = {int(fd) for fd in set(os.listdir("/dev/fd")) - before} | {self._line.fileno()}
+        self._open_channel()
+
+    def _open_channel(self) -> None:
         self._channel = self._connection.channel()
+        self._channel._impl.add_on_close_callback(self._note_closing)         # pika tells it nowhere else, unless a call is under way
+
+    def _note_closing(self, _, reason: Exception) -> None:
+        by_handler = self._current and isinstance(reason, pika.exceptions.ChannelClosed)
+        if by_handler or isinstance(reason, pika.exceptions.ChannelClosedByBroker):
+            self._gate.note("channel.closed", self._current, code=reason.reply_code, text=reason.reply_text)
 
     def _subscribe(self) -> None:
         if not self._channel.is_open:
-            self._channel = self._connection.channel()
+            self._open_channel()
         self._inbox.clear()
         automatic = self._job["automatic"]
         self._channel.add_on_cancel_callback(lambda _: self._gate.note("cancelled", None))
@@ -157,7 +170,11 @@ class Worker:
                 return
             if unreadable:
                 raise unreadable
-            self._handler(delivery, self._shop)
+            try:
+                self._handler(delivery, self._shop)
+            finally:
+                if self._is_copy:                     # a child that the handler forked came back from it, as no worker
+                    os._exit(0)
             self._gate.note("returned", delivery)
         except BaseException as error:
             self._gate.note("raised", delivery, error=told(error), frames=learner_frames(error.__traceback__))
@@ -234,7 +251,8 @@ class Worker:
                 os.kill(0, signal.SIGKILL)            # the whole group, with whatever the handler started
 
     def _let_go(self) -> None:
-        """In a child that the handler forks: keeps nothing that would hold this worker's connection open."""
+        """In a child that the handler forks: writes no trace, and keeps nothing that would hold this worker's connection open."""
+        self._is_copy, self._gate.write = True, lambda *_: None
         nowhere = os.open(os.devnull, os.O_RDWR)
         for fd in self._private_fds:
             os.dup2(nowhere, fd, inheritable=False)

@@ -1,6 +1,10 @@
 """Handlers that do what nobody expects: told in the learner's terms, and the next run is as good as any."""
+import functools
+import os
+
 import pytest
 
+from labkit import HandlerError
 from tests.engine import handlers
 
 
@@ -57,3 +61,71 @@ def test_the_line_of_an_imported_helper_is_its_own_and_not_that_of_a_namesake(la
         helper_of_one_test.interrupt_yourself()
     run = lab.run(ask_the_helper, lab.reminders(1))
     assert run.facts.errors == ["ValueError: helper (in interrupt_yourself: `raise ValueError('helper')`)"]
+
+
+def answer_a_foreign_tag(delivery, shop):
+    shop.ledger.record_once(delivery.message.effect_key)
+    delivery.tag = 99
+    delivery.ack()
+
+
+def answer_all_and_then_an_earlier_one(delivery, shop, kept=[]):
+    shop.ledger.record_once(delivery.message.effect_key)
+    kept.append(delivery)
+    if len(kept) == 2:
+        delivery.ack(multiple=True)
+        kept[0].ack()
+
+
+@pytest.mark.parametrize("handler", [answer_a_foreign_tag, answer_all_and_then_an_earlier_one])
+def test_an_answer_that_the_channel_does_not_know_is_found_out_although_nobody_waited_for_it(lab, handler):
+    run = lab.run(handler, lab.reminders(2), prefetch=2, max_deliveries=3)
+    assert run.verdict == "broken" and "406 PRECONDITION_FAILED - unknown delivery tag" in run.why
+
+
+def test_a_message_that_only_seemed_to_be_answered_is_waited_for_by_the_worker(lab):
+    run = lab.run(answer_a_foreign_tag, lab.reminders(1), max_deliveries=2)
+    assert run.counts["deliveries"] == 3
+    assert [event.name for event in run.events].count("started") <= 4
+
+
+def fork_and_come_back(delivery, shop):
+    parent = os.getpid()
+    os.fork()
+    shop.ledger.find(delivery.message.effect_key)
+    if os.getpid() == parent:
+        os.wait()
+        handlers.once_then_ack(delivery, shop)
+
+
+def test_a_child_that_comes_back_from_the_handler_is_no_worker_and_writes_no_trace(lab):
+    run = lab.run(fork_and_come_back, lab.reminders(3))
+    assert (run.verdict, run.counts["deliveries"]) == ("holds", 3)
+    assert [event.name for event in run.events if event.phase == "before"] == ["receive", "ledger.find", "ledger.record_once", "ack"] * 3
+
+
+def roll_back_and_raise(delivery, shop):
+    with shop.ledger.transaction():
+        shop.ledger.execute("ROLLBACK")
+        raise ValueError("out of stock")
+
+
+def test_a_transaction_that_the_body_ended_does_not_hide_the_bodys_own_error(lab):
+    assert lab.run(roll_back_and_raise, lab.reminders(1)).facts.errors == [
+        'ValueError: out of stock (in roll_back_and_raise: `raise ValueError("out of stock")`)']
+
+
+async def later(delivery, shop):
+    delivery.ack()
+
+
+def bit_by_bit(delivery, shop):
+    yield delivery.ack()
+
+
+@pytest.mark.parametrize(("handler", "cause"), [
+    (later, "async"), (bit_by_bit, "yield"), (functools.partial(later), "async"), (lambda delivery: None, "too many"),
+    (lambda delivery, shop, price: None, "price"), (functools.partial(handlers.once_then_ack, "x", "y"), "too many"), (type("Shop", (), {}), "Shop")])
+def test_what_cannot_be_called_as_a_handler_is_refused_before_the_run(lab, handler, cause):
+    with pytest.raises(HandlerError, match=cause):
+        lab.run(handler, lab.reminders(1))
