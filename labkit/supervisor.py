@@ -45,7 +45,7 @@ class Supervisor:
         self._via: Address | None = None       # the relay's address, where one is needed
         self._changed = asyncio.Event()
         self._recount = self._dismissing = False
-        self._deaths = 0
+        self._deaths = self._left = 0          # what the queue held when everybody had left
         self._ending = self._reason = self._stuck = ""
         self._failure: LabError | None = None
 
@@ -112,7 +112,8 @@ class Supervisor:
             if self._ending or self._stuck:
                 return
             await self._dismiss()
-            if not await self._ready():
+            self._left = await self._ready()
+            if not self._left:
                 return
             self._recount = False                     # something is left: an ack that never arrived, or a slow delivery
 
@@ -194,7 +195,10 @@ class Supervisor:
             try:
                 await asyncio.wait_for(self._changed.wait(), _STALL_S if all_idle else None)
             except TimeoutError:
-                return
+                known = len(self.events)
+                self._read()                          # a worker that was idle may be at work again, without a word
+                if len(self.events) == known:
+                    return
             self._changed.clear()
 
     def _quiet(self) -> bool:
@@ -204,8 +208,8 @@ class Supervisor:
         if not self._publisher.done or any(seat.at_work for seat in self._seats):
             return False
         outstanding, held = self.account.outstanding, [self.account.held[seat.lane] for seat in self._seats]
-        if not outstanding:
-            return True
+        if not outstanding:                           # a message that nobody knows of is waited for
+            return not self._left or any(seat.deliveries for seat in self._seats)
         if not all(seat.hung == "for good" or (seat.idle and not seat.hung) for seat in self._seats):
             return False
         everything = {position for tags in held for position in tags.values()} == outstanding

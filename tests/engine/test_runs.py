@@ -228,6 +228,17 @@ def test_messages_may_be_published_while_the_workers_run(lab):
     assert (run.verdict, statuses(run)) == ("holds", {"once": 10})
 
 
+def test_a_worker_that_says_nothing_because_it_is_busy_is_left_alone(lab):
+    def takes_long_over_the_second(delivery, shop):
+        import time
+        end = time.monotonic() + (0.5 if delivery.position == 2 else 0)
+        while time.monotonic() < end:
+            pass
+        handlers.once_then_ack(delivery, shop)
+    runs = [lab.run(takes_long_over_the_second, lab.reminders(3)) for _ in range(2)]
+    assert [[event.name for event in run.events].count("started") for run in runs] == [1, 1]
+
+
 def test_no_messages_is_a_run_too(lab):
     run = lab.run(handlers.once_then_ack, [])
     assert (run.verdict, run.counts["keys"]) == ("holds", 0)
