@@ -33,7 +33,7 @@ class Account:
     def take(self, event: Event) -> None:
         """Learns from one event."""
         match event.name, event.phase:
-            case "published", _:
+            case "published", _ if event.position not in self.where:         # a confirm may be heard of after the delivery
                 self.move(event.position, WAITING)
             case steps.RECEIVE, steps.BEFORE:
                 if event.position is not None:

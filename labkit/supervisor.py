@@ -28,6 +28,7 @@ from labkit.trace import Event
 
 MAX_UNPLANNED_DEATHS = 5
 _STALL_S = 0.3                                        # this long without news from idle workers, and copies are counted anew
+_HUNG = "a worker hung with its delivery, and nothing else was left to do"
 _FAREWELL_S = 2                                       # for workers to leave, and for a last answer of the broker
 
 
@@ -191,13 +192,16 @@ class Supervisor:
     async def _until_quiet(self) -> None:
         """Waits until nothing more can happen by itself, or until nothing has happened for a while."""
         while not self._quiet():
-            all_idle = self._publisher.done and all(seat.idle and not seat.running for seat in self._seats)
+            hung = any(seat.hung == "for good" for seat in self._seats)
+            all_idle = self._publisher.done and all(seat.hung == "for good" or (seat.idle and not seat.running) for seat in self._seats)
             try:
                 await asyncio.wait_for(self._changed.wait(), _STALL_S if all_idle else None)
             except TimeoutError:
                 known = len(self.events)
                 self._read()                          # a worker that was idle may be at work again, without a word
                 if len(self.events) == known:
+                    if hung:
+                        self._end("stopped", _HUNG)   # with deliveries in its buffer, which no trace tells
                     return
             self._changed.clear()
 
@@ -221,7 +225,7 @@ class Supervisor:
             key = self._plan.messages[unanswered[0] - 1].effect_key
             self._stuck = f"the handler returned without an ack, nack or reject for {key}, so its delivery was never settled"
         else:
-            self._end("stopped", "a worker hung with its delivery, and nothing else was left to do")
+            self._end("stopped", _HUNG)
         return True
 
     async def _dismiss(self) -> None:

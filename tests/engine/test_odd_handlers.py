@@ -4,7 +4,7 @@ import os
 
 import pytest
 
-from labkit import HandlerError
+from labkit import HandlerError, hang
 from tests.engine import handlers
 
 
@@ -129,3 +129,9 @@ def bit_by_bit(delivery, shop):
 def test_what_cannot_be_called_as_a_handler_is_refused_before_the_run(lab, handler, cause):
     with pytest.raises(HandlerError, match=cause):
         lab.run(handler, lab.reminders(1))
+
+
+def test_a_hung_worker_that_has_more_in_its_buffer_does_not_wait_for_the_deadline(lab):
+    run = lab.run(handlers.once_then_ack, lab.reminders(3), prefetch=3, faults=[hang.at("ack", message=2)], deadline_s=600)
+    assert (run.verdict, run.counts["once"], run.counts["pending"]) == ("unknown", 1, 2)
+    assert "hung" in run.why

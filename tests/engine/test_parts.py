@@ -97,6 +97,14 @@ def test_what_a_dead_worker_held_is_waiting_again_unless_another_has_it_by_now()
     assert account.where == {1: "held", 2: "waiting"}
 
 
+def test_a_confirm_heard_of_after_the_ack_does_not_make_the_copy_wait_again():
+    account = published(0)
+    receive(account, "worker 1", 1, 1)
+    answer(account, "worker 1", 1)
+    account.take(Event(0, "broker", "published", "note", "m", "k", 1))
+    assert (account.where, account.outstanding) == ({1: "acked"}, set())
+
+
 def test_a_dead_letter_heard_of_before_its_reject_stays_dead_lettered():
     account = published(1)
     receive(account, "worker 1", 1, 1)
