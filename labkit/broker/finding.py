@@ -48,8 +48,16 @@ class Broker:
         return bool(self._node and self._node.own)
 
     def kill(self) -> None:
-        """Kills the node with SIGKILL, and waits until it is dead; its data stays. Raises BrokerError on a shared broker."""
+        """Kills the node with SIGKILL, and waits until it is dead; its data stays. Raises BrokerError on a shared broker.
+
+        RabbitMQ writes down which quorum queues it has half a second late, so that one that was declared just before comes back
+        empty, or not at all: `settle` first, if that is not what is to be shown.
+        """
         self._own("killed").tell("kill")
+
+    def settle(self) -> None:
+        """Has the node write to its disk what it would write half a second later."""
+        self._own("settled").tell("settle")
 
     def start(self) -> None:
         """Starts the killed node again, on the same port with the same data, and waits until it is ready."""
@@ -63,6 +71,14 @@ class Broker:
     def thaw(self) -> None:
         """Lets a frozen node go on."""
         self._own("thawed").tell("thaw")
+
+    def block(self) -> None:
+        """Raises the node's memory alarm: it takes no messages, and still delivers."""
+        self._own("blocked").tell("block")
+
+    def unblock(self) -> None:
+        """Ends the memory alarm."""
+        self._own("unblocked").tell("unblock")
 
     def keep(self) -> None:
         """Has a private node stay without a holder, until `python3 -m labkit broker stop`."""

@@ -5,7 +5,7 @@ is a file that is named after its holder's process id, and void once that proces
 the end of the guard, kills them when the guard itself is killed. Nothing that it owns outlives it.
 
 It talks with its starter over a socket, its standard input (`control`): first comes the order, then the commands kill, start,
-freeze and thaw. Each gets one answer, which holds what, why and now of an error if it could not be done.
+freeze, thaw, and those of `inside`. Each gets one answer, which holds what, why and now of an error if it could not be done.
 """
 
 import json
@@ -20,7 +20,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from labkit.broker import recipe
+from labkit.broker import inside, recipe
 from labkit.broker.failure import explain
 from labkit.broker.locks import lock, private
 from labkit.broker.node import KEPT
@@ -145,6 +145,8 @@ class Guard:
             if self._node.poll() is not None:
                 failure = self._start()
             self._killed = failure is not None
+        elif command in inside.CALLS:
+            failure = self._call(command)
         else:
             self._node.send_signal({"freeze": signal.SIGSTOP, "thaw": signal.SIGCONT}[command])
         self._answer(failure)
@@ -186,6 +188,16 @@ class Guard:
         code = self._node.poll()
         _kill(self._node)
         return explain(self._recipe, f"RabbitMQ ({self._server})", code)
+
+    def _call(self, command: str) -> dict | None:
+        caller = self._own(inside.call(self._recipe, command))
+        try:
+            code = caller.wait(inside.SECONDS)
+        except subprocess.TimeoutExpired:
+            _kill(caller)
+            code = None
+        return None if code == 0 else {"what": f"The node did not carry out {command!r}.", "why": "it is frozen, killed, or very busy",
+                                       "now": f"thaw or start it; {self._recipe.console} says more"}
 
     def _listening(self, child: subprocess.Popen, port: int) -> bool:
         """Waits until the child listens; false if it ended, does not in time, or nobody waits for it any more."""

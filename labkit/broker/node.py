@@ -53,7 +53,7 @@ class Node:
         atexit.register(self.release)
 
     def tell(self, command: str) -> None:
-        """Has the guard kill, start, freeze or thaw the node, and waits until it has; raises BrokerError."""
+        """Has the guard do one of its commands, such as kill, and waits until it has; raises BrokerError."""
         self._control.ask(command, ANSWER_S + (START_S if command == "start" else 0))
 
     def keep(self) -> None:

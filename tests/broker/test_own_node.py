@@ -4,6 +4,7 @@ import time
 
 import pika
 import pytest
+from pika.adapters.utils.connection_workflow import AMQPConnectorStackTimeout
 
 from labkit.broker import find
 from labkit.errors import BrokerError
@@ -19,11 +20,11 @@ def own(server, tmp_path_factory):
         patch.delenv("HOME", raising=False)
         patch.setenv("LABKIT_AMQP_URL", "amqp://somebody:else@127.0.0.1:1")
         own = find(private=True, settings={"consumer_timeout": 3000, "channel_tick_interval": 1000}, server=server)
-        family = processes_of(state)
-        yield own
-        own.release()
-        assert survivors(family) == []
-        assert list((state / "nodes").iterdir()) == []
+    family = processes_of(state)
+    yield own
+    own.release()
+    assert survivors(family) == []
+    assert list((state / "nodes").iterdir()) == []
 
 
 def connect(broker, **overrides):
@@ -41,6 +42,7 @@ def test_a_killed_node_starts_again_on_the_same_port_with_its_queues(own):
         channel.confirm_delivery()
         channel.queue_declare("letters", durable=True, arguments={"x-queue-type": "quorum"})
         channel.basic_publish("", "letters", b"dear", pika.BasicProperties(delivery_mode=2))
+    own.settle()
     own.kill()
     with pytest.raises(pika.exceptions.AMQPConnectionError):
         connect(own)
@@ -58,10 +60,34 @@ def test_starting_a_running_node_changes_nothing(own):
 
 def test_a_frozen_node_answers_nothing_until_it_is_thawed(own):
     own.freeze()
-    with pytest.raises(pika.exceptions.AMQPConnectionError):
-        connect(own, stack_timeout=1, socket_timeout=1)
+    with pytest.raises(AMQPConnectorStackTimeout):
+        connect(own, stack_timeout=1, socket_timeout=30)
     own.thaw()
     connect(own).close()
+
+
+def test_a_blocked_node_takes_no_messages_until_it_is_unblocked(own):
+    own.block()
+    connection = connect(own, blocked_connection_timeout=0.5)
+    channel = connection.channel()
+    channel.confirm_delivery()
+    channel.queue_declare("blocked", durable=True)
+    channel.basic_publish("", "blocked", b"")         # the first one tells the broker that this connection publishes
+    with pytest.raises(pika.exceptions.ConnectionBlockedTimeout):
+        channel.basic_publish("", "blocked", b"")
+    own.unblock()
+    with connect(own) as connection:
+        channel = connection.channel()
+        channel.confirm_delivery()
+        channel.basic_publish("", "blocked", b"")
+        channel.basic_publish("", "blocked", b"")
+
+
+def test_what_cannot_be_done_to_a_killed_node_says_so(own):
+    own.kill()
+    with pytest.raises(BrokerError, match=r"did not carry out 'settle'"):
+        own.settle()
+    own.start()
 
 
 def test_settings_reach_the_node(own, server):
@@ -79,7 +105,7 @@ def test_settings_reach_the_node(own, server):
 
 
 def test_a_shared_broker_refuses_what_would_harm_others(broker):
-    for what in (broker.kill, broker.start, broker.freeze, broker.thaw):
+    for what in (broker.kill, broker.start, broker.freeze, broker.thaw, broker.settle, broker.block, broker.unblock):
         with pytest.raises(BrokerError, match=r"(?s)others may be using it.*private=True"):
             what()
     with pika.BlockingConnection(broker.address.parameters()) as connection:
