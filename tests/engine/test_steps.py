@@ -1,0 +1,31 @@
+"""Every step that is declared is passed, before and after."""
+from labkit import STEPS
+
+
+def every_step(delivery, shop):
+    """Gives each message back once; then refuses the first reminder, and handles the second with all that a ledger can do."""
+    key = delivery.message.effect_key
+    if delivery.attempt == 1:
+        shop.ledger.find(key)
+        shop.ledger.execute("SELECT count(*) FROM effects")
+        delivery.nack(requeue=True)
+    elif key == "invoice-1:reminder":
+        delivery.reject()
+    else:
+        try:
+            with shop.ledger.transaction():
+                shop.ledger.record(key)
+                raise LookupError
+        except LookupError:
+            pass
+        with shop.ledger.transaction():
+            shop.ledger.remember(delivery.message.message_id)
+        shop.ledger.record_once(key)
+        delivery.ack()
+
+
+def test_every_step_is_passed_before_and_after(lab):
+    run = lab.run(every_step, lab.reminders(2))
+    for phase in ("before", "after"):
+        assert {event.name for event in run.events if event.phase == phase} == set(STEPS)
+    assert (run.verdict, run.statuses) == ("holds", {"invoice-1:reminder": "terminal", "invoice-2:reminder": "once"})
