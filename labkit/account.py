@@ -22,6 +22,7 @@ class Account:
         self.where: dict[int, str] = {}
         self.outstanding: set[int] = set()
         self.held: dict[str, dict[int, int]] = defaultdict(dict)              # lane -> tag -> position
+        self._last: dict[int, tuple[str, int]] = {}   # position -> lane and tag that it was handed to last
 
     def move(self, position: int, where: str) -> None:
         """Notes where a copy is now. Its dead letter may be heard of before the reject that made it: it stays."""
@@ -38,6 +39,7 @@ class Account:
             case steps.RECEIVE, steps.BEFORE:
                 if event.position is not None:
                     self.held[event.lane][event.tag] = event.position
+                    self._last[event.position] = event.lane, event.tag
                     self.move(event.position, ACKED if self._automatic else HELD)
             case (steps.ACK | steps.NACK | steps.REJECT), steps.AFTER:
                 if event.detail["outcome"] in ("sent", "handled"):
@@ -56,7 +58,9 @@ class Account:
     def _settle(self, event: Event) -> None:
         held = self.held[event.lane]
         tags = [tag for tag in held if tag <= event.tag] if event.detail.get("multiple") else [event.tag]
-        for position in [held.pop(tag) for tag in tags if tag in held]:
+        for tag, position in [(tag, held.pop(tag)) for tag in tags if tag in held]:
+            if self._last[position] != (event.lane, tag):                     # another worker has it by now, who was heard of sooner
+                continue
             if event.name == steps.ACK:
                 self.move(position, ACKED)
             elif event.detail.get("requeue"):

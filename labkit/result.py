@@ -166,7 +166,7 @@ class Run:
     def _status(self, key: str) -> str:
         if self.facts.effects is None or self.facts.where is None:
             return "unknown"
-        effects, where = self.facts.effects.get(key, 0), {self.facts.where.get(p) for p in self._positions[key]}
+        effects, where = self.facts.effects.get(key, 0), {self.facts.where.get(p, account.WAITING) for p in self._positions[key]}
         if effects > 1:
             return "duplicated"
         if where & {account.WAITING, account.HELD, account.REJECTED}:

@@ -172,7 +172,7 @@ class Supervisor:
         seat.process = None
         if self._deaths > MAX_UNPLANNED_DEATHS:
             self._end("gave up", f"the worker processes ended by themselves {self._deaths} times, so the supervisor gave up")
-        elif self._plan.automatic and self._plan.workers == 1:
+        elif self._plan.automatic and self._plan.workers == 1 and self._publisher.done:
             self._recount = True                      # what was in its buffer is gone; the queue tells what is left
         elif self.account.outstanding or not self._publisher.done:
             self._seat(seat)

@@ -45,6 +45,16 @@ def test_a_stopped_run_is_unknown_and_says_where_everything_is(lab):
     assert run.counts["once"] + run.counts["pending"] == 500 and run.counts["effects"] >= 2
 
 
+def test_what_was_not_published_yet_when_the_run_was_stopped_is_not_lost(lab):
+    live = lab.start(handlers.once_then_ack, lab.reminders(100), publish="while", rate=20)
+    until(lambda: live.counts["effects"] >= 1)
+    assert not live.counts["lost"]
+    live.stop()
+    run = live.wait()
+    assert run.verdict == "unknown" and "stopped by hand" in run.why
+    assert (run.counts["lost"], run.counts["once"] + run.counts["pending"]) == (0, 100)
+
+
 def test_there_is_no_worker_nine(lab):
     live = lab.start(handlers.once_then_ack, lab.reminders(1))
     with pytest.raises(PlanError, match="no worker 9"):

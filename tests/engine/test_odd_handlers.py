@@ -4,7 +4,7 @@ import os
 
 import pytest
 
-from labkit import HandlerError, hang
+from labkit import HandlerError, crash, hang
 from tests.engine import handlers
 
 
@@ -135,3 +135,8 @@ def test_a_hung_worker_that_has_more_in_its_buffer_does_not_wait_for_the_deadlin
     run = lab.run(handlers.once_then_ack, lab.reminders(3), prefetch=3, faults=[hang.at("ack", message=2)], deadline_s=600)
     assert (run.verdict, run.counts["once"], run.counts["pending"]) == ("unknown", 1, 2)
     assert "hung" in run.why
+
+
+def test_a_kill_under_automatic_acknowledgement_does_not_end_the_publishing(lab):
+    run = lab.run(handlers.effect_only, lab.reminders(4), acknowledge="auto", publish="while", rate=50, faults=[crash.before("ledger.record")])
+    assert (run.verdict, run.counts["published"], run.counts["lost"], run.counts["once"]) == ("broken", 4, 1, 3)

@@ -105,6 +105,16 @@ def test_a_confirm_heard_of_after_the_ack_does_not_make_the_copy_wait_again():
     assert (account.where, account.outstanding) == ({1: "acked"}, set())
 
 
+def test_a_nack_heard_of_after_the_next_worker_got_the_message_takes_nothing_from_it():
+    account = published(1)
+    receive(account, "worker 1", 1, 1)
+    receive(account, "worker 2", 1, 1)
+    answer(account, "worker 1", 1, "nack", requeue=True)
+    assert account.where == {1: "held"}
+    answer(account, "worker 2", 1)
+    assert account.where == {1: "acked"}
+
+
 def test_a_dead_letter_heard_of_before_its_reject_stays_dead_lettered():
     account = published(1)
     receive(account, "worker 1", 1, 1)
