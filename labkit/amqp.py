@@ -13,11 +13,12 @@ import pika.exceptions
 from pika.adapters.asyncio_connection import AsyncioConnection
 
 from labkit.broker.address import Address
+from labkit.broker.reach import told
 from labkit.errors import BrokerError
 from labkit.message import POSITION_HEADER, Message
 
 logging.getLogger("pika").setLevel(logging.CRITICAL)  # what goes wrong is told by our own errors
-_ANSWER_S = 10                                        # for a connection or a channel
+ANSWER_S = 10                                        # for a connection or a channel
 _BATCH = 500                                          # messages handed to the socket between two looks at the answers
 
 
@@ -25,18 +26,18 @@ class Session:
     """One connection. Everything here runs on the event loop that opened it."""
 
     @classmethod
-    async def open(cls, address: Address) -> "Session":
+    async def open(cls, address: Address, answer_s: float = ANSWER_S) -> "Session":
         """Connects. Raises BrokerError when that is refused, or takes too long."""
         session, opened = cls(), asyncio.get_running_loop().create_future()
         session.blocked: str | None = None            # the broker's reason for taking no messages
         session._calls = _Calls()
         session._free: list[Channel] = []
         session.connection = AsyncioConnection(address.parameters(), on_open_callback=lambda _: opened.done() or opened.set_result(None),
-                                               on_open_error_callback=lambda _, error: opened.done() or opened.set_exception(_lost(error)),
+                                               on_open_error_callback=lambda _, error: opened.done() or opened.set_exception(told(address, error)),
                                                on_close_callback=lambda _, error: session._calls.end(error))
         session.connection.add_on_connection_blocked_callback(lambda _, frame: session._block(frame.method.reason))
         session.connection.add_on_connection_unblocked_callback(lambda *_: session._block(None))
-        await _in_time(opened)
+        await _in_time(opened, answer_s)
         return session
 
     @property
@@ -44,16 +45,16 @@ class Session:
         """Tells whether the connection is open."""
         return self.connection.is_open
 
-    async def channel(self) -> "Channel":
+    async def channel(self, answer_s: float = ANSWER_S) -> "Channel":
         """Returns a channel with publisher confirms: one that an earlier run has given back, or a new one."""
         while self._free:
             if (channel := self._free.pop())._pika.is_open:
                 return channel
         channel = Channel(self)
-        channel._pika = await _in_time(self._calls.make(lambda done: self.connection.channel(on_open_callback=done)))
+        channel._pika = await _in_time(self._calls.make(lambda done: self.connection.channel(on_open_callback=done)), answer_s)
         channel._pika.add_on_close_callback(lambda _, error: channel._end(error))
         channel._pika.add_on_return_callback(channel._returned)
-        await _in_time(channel._calls.make(lambda done: channel._pika.confirm_delivery(channel._confirmed, callback=done)))
+        await _in_time(channel._calls.make(lambda done: channel._pika.confirm_delivery(channel._confirmed, callback=done)), answer_s)
         return channel
 
     def close(self) -> None:
@@ -139,7 +140,7 @@ class Channel:
         for queue in queues:
             self._calls.send(lambda: self._pika.queue_delete(queue))
         self.on_end = lambda error: None
-        if self._pending:                             # confirms may still come that a later run would take for its own
+        if self._pending or self._calls.abandoned:    # answers may still come that a later run would take for its own
             self._pika.close()
         else:
             self._session._free.append(self)
@@ -171,6 +172,7 @@ class _Calls:
     def __init__(self):
         self._waiting: set[asyncio.Future] = set()
         self._ended: BaseException | None = None
+        self.abandoned = False                        # nobody waits any more for an answer that may still come
 
     async def make(self, send: Callable[[Callable], Any]) -> Any:
         """Sends a request with a callback for its answer, and returns the answer."""
@@ -182,6 +184,9 @@ class _Calls:
             return await answer
         except pika.exceptions.AMQPError as error:
             raise _lost(error) from None
+        except asyncio.CancelledError:
+            self.abandoned = True
+            raise
         finally:
             self._waiting.discard(answer)
 
@@ -204,12 +209,12 @@ class _Calls:
             answer.done() or answer.set_exception(_lost(error))
 
 
-async def _in_time(answer: Awaitable) -> Any:
+async def _in_time(answer: Awaitable, seconds: float = ANSWER_S) -> Any:
     try:
-        async with asyncio.timeout(_ANSWER_S):
+        async with asyncio.timeout(seconds):
             return await answer
     except TimeoutError:
-        raise BrokerError(f"RabbitMQ did not answer within {_ANSWER_S} s.", "it is frozen, or overloaded", "Run `python3 -m labkit doctor`.") from None
+        raise BrokerError(f"RabbitMQ did not answer within {seconds:g} s.", "it is frozen, or overloaded", "Run `python3 -m labkit doctor`.") from None
 
 
 def _lost(error: BaseException | None) -> BrokerError:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from labkit import controller, ledger, message as samples, ship, topology
-from labkit.amqp import Session
+from labkit.amqp import ANSWER_S, Session
 from labkit.broker import Broker, find
 from labkit.crew import Crew
 from labkit.errors import PlanError
@@ -124,15 +124,17 @@ class Lab:
         return f"<Lab on {self.broker}>"
 
     async def _open(self) -> None:
-        self._crew = Crew(self._address)
         self._session = await Session.open(self._address)
+        self._crew = Crew(self._address)
         self._crew.refill()
 
     async def _supervise(self, plan: Plan):
+        answer_s = min(plan.deadline_s, ANSWER_S)
         if not self._session.usable:
-            self._session = await Session.open(self._address)
+            self._session = await Session.open(self._address, answer_s)
+        channel = await self._session.channel(answer_s)
         self._runs += 1
-        return Supervisor(plan, self._crew, await self._session.channel(), self._address, self._prefix, self._runs, self.broker.version)
+        return Supervisor(plan, self._crew, channel, self._address, self._prefix, self._runs, self.broker.version)
 
     def _plan(self, handler: Callable, messages: Iterable[Message], *, continue_from: Run | None = None, **arguments: Any) -> Plan:
         if self._crew is None:

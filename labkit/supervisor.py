@@ -273,11 +273,12 @@ class Supervisor:
         try:
             async with asyncio.timeout(3 * _FAREWELL_S):
                 await self._dismiss()
-                if self._ending == "unreachable":
+                if self._ending == "unreachable" or self._channel.blocked:
                     return None
                 await self._find_the_rest()
         except (TimeoutError, BrokerError):
-            self._end("unreachable", "the broker did not answer at the end of the run")
+            self._end("unreachable", "the run came to its end")
+            self._reason += ", and then the broker did not answer any more"
             return None
         return self.account.where
 
@@ -292,7 +293,9 @@ class Supervisor:
                 self.account.move(position, WAITING)
 
     async def _where_it_is(self) -> str:
-        """Returns, in words, the line that a handler which did not return is at."""
+        """Returns, in words, what the run was waiting for: a broker that takes no messages, or the line of a handler."""
+        if self._channel.blocked and not self._publisher.done:
+            return f" while RabbitMQ took no messages: {self._channel.blocked}"
         self._read()
         for seat in self._seats:
             if seat.at_work and (told := await self._prints.where(seat.process, self._plan.files)):

@@ -20,7 +20,7 @@ from typing import Any
 import cloudpickle  # noqa: F401  (the fork server loads it once for all workers; pickle needs it to load handlers)
 import pika
 
-from labkit import link, steps
+from labkit import leavings, link, steps
 from labkit.delivery import BROKEN, Delivery
 from labkit.errors import told
 from labkit.ledger import Ledger
@@ -79,6 +79,7 @@ class Worker:
         gc.enable()
         self._job, self._count, self._left_open = job, 0, False
         self._gate = steps.Gate(self._trace.write, self._ask, None if job["armed"] is None else {tuple(pair) for pair in job["armed"]})
+        self._before = leavings.state()
         os.chdir(job["folder"])
         sys.path[:] = job["path"]
         try:
@@ -187,12 +188,8 @@ class Worker:
             self._left_open |= not delivery.settled
 
     def _is_clean(self) -> bool:
-        """Tells whether the handler left nothing behind: no open delivery, no thread, no child process."""
-        try:
-            os.waitpid(-1, os.WNOHANG)
-        except ChildProcessError:
-            return not self._left_open and not self._inbox and threading.active_count() == 2
-        return False
+        """Tells whether another run may have this process: no delivery is open, and nothing was left behind."""
+        return not self._left_open and not self._inbox and not leavings.anything_since(self._before)
 
     def _fence_and_leave(self, code: object = 0) -> None:
         """Ends the process once the broker has handled the acks that were sent; the broker takes back what was not."""

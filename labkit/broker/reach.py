@@ -28,14 +28,19 @@ def version(address: Address, patience_s: float = 0) -> str:
         try:
             connection = pika.BlockingConnection(address.parameters(client_properties={"connection_name": "labkit looks"}))
         except Exception as error:  # pika raises its own, socket's and ssl's, and its frames hold the password
-            reason = _root(error)
+            reason = error
         if reason is None:
             found = connection._impl.server_properties.get("version", "unknown")
             connection.close()
             return found.decode() if isinstance(found, bytes) else found
         if time.monotonic() >= deadline:
-            raise _told(address, reason)
+            raise told(address, reason)
         time.sleep(_RETRY_S)
+
+
+def told(address: Address, error: BaseException) -> BrokerError:
+    """Returns what pika's error at connecting means, with its likely cause and the next step."""
+    return _told(address, _root(error))
 
 
 def _root(error: BaseException) -> BaseException:

@@ -140,3 +140,44 @@ def test_a_hung_worker_that_has_more_in_its_buffer_does_not_wait_for_the_deadlin
 def test_a_kill_under_automatic_acknowledgement_does_not_end_the_publishing(lab):
     run = lab.run(handlers.effect_only, lab.reminders(4), acknowledge="auto", publish="while", rate=50, faults=[crash.before("ledger.record")])
     assert (run.verdict, run.counts["published"], run.counts["lost"], run.counts["once"]) == ("broken", 4, 1, 3)
+
+
+def leave_a_variable(delivery, shop):
+    os.environ["LABKIT_TEST_LEFT"] = "1"
+
+
+def leave_an_alarm(delivery, shop):
+    import signal
+    signal.setitimer(signal.ITIMER_REAL, 60)
+
+
+def leave_a_thread(delivery, shop):
+    import threading
+    threading.Thread(target=threading.Event().wait, daemon=True).start()
+
+
+def leave_a_module(delivery, shop):
+    import helper_left_behind  # noqa: F401
+
+
+@pytest.mark.parametrize("leave", [leave_a_variable, leave_an_alarm, leave_a_thread, leave_a_module])
+def test_a_process_in_which_something_was_left_serves_no_other_run(lab, leave, tmp_path, monkeypatch):
+    tmp_path.joinpath("helper_left_behind.py").write_text("")
+    monkeypatch.syspath_prepend(str(tmp_path))
+
+    def handler(delivery, shop, leave=leave):
+        print(os.getpid())
+        leave(delivery, shop)
+        delivery.ack()
+        shop.ledger.record(delivery.message.effect_key)
+    served = [lab.run(handler, lab.reminders(1)).facts.printed for _ in range(4)]
+    assert len(set(served)) == 4
+
+
+def test_a_process_in_which_nothing_was_left_serves_again(lab):
+    def handler(delivery, shop):
+        print(os.getpid())
+        shop.ledger.record(delivery.message.effect_key)
+        delivery.ack()
+    served = [lab.run(handler, lab.reminders(1)).facts.printed for _ in range(6)]
+    assert len(set(served)) < 6

@@ -1,0 +1,72 @@
+"""A broker that stops answering, before a run and in the middle of one: the run ends by its deadline and says why."""
+import time
+
+import pytest
+
+from labkit import BrokerError, Lab
+from labkit.broker import find
+from tests.engine import handlers
+from tests.engine.test_live import until
+
+DEADLINE_S = 1
+FAREWELL_S = 12       #: what the end of a run may take beyond its deadline, on a busy machine
+HURT = {"blocked": lambda own: own.block(), "frozen": lambda own: own.freeze(), "gone": lambda own: own.kill()}
+HEAL = {"blocked": lambda own: own.unblock(), "frozen": lambda own: own.thaw(), "gone": lambda own: own.start()}
+
+queue_types = pytest.mark.parametrize("queue_type", ["quorum", "classic"])
+
+
+@pytest.fixture(scope="module")
+def own(server):
+    """A node of its own, to be hurt."""
+    with find(private=True, server=server) as own:
+        yield own
+
+
+@pytest.fixture(scope="module")
+def hurt_lab(own):
+    with Lab(broker=own, quiet=True) as lab:
+        yield lab
+
+
+@pytest.fixture(params=HURT)
+def trouble(request, own, hurt_lab):
+    """One kind of trouble, not begun. After it the broker is well again, and so must be the lab that lived through it."""
+    yield request.param
+    HEAL[request.param](own)
+    run = hurt_lab.run(handlers.once_then_ack, hurt_lab.reminders(5))
+    assert (run.verdict, run.counts["once"]) == ("holds", 5)
+
+
+@queue_types
+def test_a_run_that_cannot_begin_ends_by_its_deadline_and_says_why(own, hurt_lab, trouble, queue_type):
+    HURT[trouble](own)
+    begun = time.monotonic()
+    with pytest.raises(BrokerError) as caught:
+        hurt_lab.run(handlers.once_then_ack, hurt_lab.reminders(5), queue_type=queue_type, deadline_s=DEADLINE_S)
+    assert time.monotonic() - begun < DEADLINE_S + FAREWELL_S
+    assert {"blocked": "Likely cause: it has blocked publishers: low on memory", "frozen": "within 1 s.\nLikely cause: it is frozen",
+            "gone": "Nobody listens at 127.0.0.1:"}[trouble] in str(caught.value)
+
+
+@queue_types
+def test_a_run_that_loses_its_broker_ends_by_its_deadline_as_unknown_and_says_why(own, hurt_lab, trouble, queue_type):
+    live = hurt_lab.start(handlers.once_then_ack, hurt_lab.reminders(10_000), publish="while", rate=500, queue_type=queue_type, deadline_s=DEADLINE_S)
+    until(lambda: live.counts["effects"] >= 5)
+    begun = time.monotonic()
+    HURT[trouble](own)
+    run = live.wait()
+    assert time.monotonic() - begun < DEADLINE_S + FAREWELL_S
+    assert run.verdict == "unknown" and run.counts["effects"] >= 5
+    assert {"blocked": "the deadline of 1 s passed while RabbitMQ took no messages: low on memory",
+            "frozen": "the deadline of 1 s passed, and then the broker did not answer any more",
+            "gone": "the connection to the broker ended"}[trouble] in run.why
+
+
+def test_a_lab_on_a_broker_that_does_not_answer_is_refused(own):
+    own.freeze()
+    try:
+        with pytest.raises(BrokerError, match=r"did not answer within 10 s"):
+            Lab(broker=own, quiet=True)
+    finally:
+        own.thaw()
