@@ -1,10 +1,13 @@
 """What the system must provide is installed only after a yes, and with no service started, now or later."""
+import fcntl
 import os
 import signal
 import socket
 import subprocess
+import sys
 import threading
 
+import psutil
 import pytest
 
 from labkit.setup import SetupError, environment, packages
@@ -114,7 +117,7 @@ def test_only_a_compose_service_that_speaks_amqp_counts_as_a_broker(monkeypatch,
 def debian(tmp_path):
     """debian.sh with the places it touches moved to a folder, and programs that only write down that they were called."""
     script = packages.DEBIAN_SCRIPT.read_text()
-    for place in ("/usr/sbin/policy-rc.d", "/lib/systemd/system", "/run/systemd/system"):
+    for place in ("/usr/sbin/policy-rc.d", "/lib/systemd/system", "/run/systemd/system", "/var/lib/apt/lists/lock"):
         assert place in script
         moved = tmp_path / place.strip("/").replace("/", "-")
         script = script.replace(place, str(moved))
@@ -189,3 +192,21 @@ def test_the_policy_is_taken_away_however_the_installation_ends(debian, ending, 
 def test_package_lists_that_cannot_be_renewed_do_not_stop_an_installation_from_what_is_here(debian):
     debian.fake("apt-get", '[ "$1" = install ]')
     assert debian.run() == 0
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")
+def test_an_installation_waits_for_another_apt(debian):
+    with open(debian.folder / "var-lib-apt-lists-lock", "a") as lists:
+        fcntl.lockf(lists, fcntl.LOCK_EX)
+        ours = subprocess.Popen(debian.command, env=debian.environ, stdout=subprocess.PIPE)
+        while not _waits_for_a_lock(ours):
+            assert ours.poll() is None, "it did not wait"
+        assert "apt-get" not in debian.calls
+    ours.communicate(timeout=30)
+    assert ours.returncode == 0 and "apt-get install" in debian.calls and "DPkg::Lock::Timeout=300" in debian.calls
+
+
+def _waits_for_a_lock(process):
+    """Tells whether a process below this one stands in line for a lock."""
+    below = {str(child.pid) for child in psutil.Process(process.pid).children(recursive=True)}
+    return any(line.split()[1] == "->" and line.split()[5] in below for line in open("/proc/locks"))
