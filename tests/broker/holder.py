@@ -28,10 +28,11 @@ sys.stdin.read()
 class Holder:
     """A process that has found a broker. `found` is what it tells of it; `family` are the node's processes."""
 
-    def __init__(self, state, wait=True, environ=None, **arguments):
-        environ = {**(os.environ if environ is None else environ), "LABKIT_STATE": str(state), "PYTHONPATH": str(ROOT)}
+    def __init__(self, state, wait=True, environ=None, checkout=ROOT, **arguments):
+        """state: the folder of its nodes, or None for the one that the checkout chooses; arguments: those of `find`."""
+        environ = {**(os.environ if environ is None else environ), "LABKIT_STATE": str(state or ""), "PYTHONPATH": str(checkout)}
         environ.pop("LABKIT_AMQP_URL", None)
-        self.process = subprocess.Popen([sys.executable, "-c", _CODE.format(linger=LINGER_S), json.dumps(arguments)], env=environ, text=True,
+        self.process = subprocess.Popen([sys.executable, "-c", _CODE.format(linger=LINGER_S), json.dumps(arguments)], cwd=checkout, env=environ, text=True,
                                         stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
         if wait:
             self.tell()
