@@ -41,9 +41,12 @@ def test_the_data_of_a_killed_node_and_of_another_version_is_not_in_the_way(tmp_
     left, here = Path(old.found["home"]), tmp_path / "nodes" / _name(newest, old)
     if left != here:
         left.rename(here)
-    assert list((here / "node" / "data").iterdir()), "a killed node leaves its data"
+    data = here / "node" / "data"
+    stale = set(os.listdir(data))
+    assert stale, "a killed node leaves its data"
     new = Holder(tmp_path, server=newest)
     assert new.found["home"] == str(here) and new.found["fresh"] and new.found["username"] != old.found["username"]
+    assert not stale.intersection(os.listdir(data))
     new.leave()
     assert survivors(new.family) == []
 
