@@ -6,6 +6,7 @@ import socket
 import subprocess
 import sys
 import time
+import urllib.request
 from pathlib import Path
 
 from labkit import broker, paths
@@ -17,6 +18,8 @@ from labkit.setup.progress import say
 FIRST_NOTEBOOK = "notebooks/00_start_here.ipynb"
 DEFAULT_PORT = 8888
 PATIENCE_S = 60  #: for JupyterLab to answer
+
+_no_proxy = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 
 
 def up(port: int | None = None, browser: bool = True) -> int:
@@ -89,15 +92,17 @@ def _page() -> str:
 
 
 def _address(jupyter: subprocess.Popen, log: Path) -> str:
-    """Wait until JupyterLab has said, in its runtime folder, where it listens."""
+    """Wait until JupyterLab answers at the address that it has said in its runtime folder: it says it before it listens."""
     from jupyter_core.paths import jupyter_runtime_dir
     told = Path(jupyter_runtime_dir(), f"jpserver-{jupyter.pid}.json")
     deadline = time.monotonic() + PATIENCE_S
     while time.monotonic() < deadline:
         try:
             server = json.loads(told.read_text())
+            asked = urllib.request.Request(f"{server['url']}api/status", headers={"Authorization": f"token {server['token']}"})
+            _no_proxy.open(asked, timeout=PATIENCE_S).close()
             return f"{server['url']}{_page()}?token={server['token']}"
-        except (OSError, ValueError):  # not written yet, or not to its end
+        except (OSError, ValueError):  # not written yet, or not to its end; nobody there yet, or somebody else
             pass
         try:
             jupyter.wait(timeout=0.05)
