@@ -32,11 +32,15 @@ class Work:
             return self._result.result()
         except KeyboardInterrupt:
             loop().call_soon_threadsafe(lambda: self._task.cancel())
-            try:
-                self._result.exception(grace_s)
-            except BaseException:
-                pass                                  # how it ended does not matter: it was interrupted
+            self.settle(grace_s)
             raise
+
+    def settle(self, grace_s: float = 10) -> None:
+        """Returns when the work is over, however it ended, or after grace_s."""
+        try:
+            self._result.exception(grace_s)
+        except BaseException:
+            pass                                      # cancelled, or too slow
 
     @property
     def done(self) -> bool:

@@ -42,8 +42,13 @@ class Fault:
                             "The steps are: " + ", ".join(STEPS) + ".")
         for name, least in (("nth", 1), ("times", 1), ("attempt", 1), ("worker", 1), ("message", 1)):
             value = getattr(self, name)
+            if value is not None and not isinstance(value, (int, str) if name == "message" else int):
+                raise PlanError(f"{self}: {name} is {value!r}.", "it must be a whole number" + " or an id" * (name == "message"), f"Use {name}=1.")
             if isinstance(value, int) and value < least:
                 raise PlanError(f"{self}: {name} is {value}.", "counting starts at 1", f"Use {name}=1 or more.")
+
+        if self.seconds is not None and not (isinstance(self.seconds, (int, float)) and self.seconds > 0):
+            raise PlanError(f"{self}: seconds is {self.seconds!r}.", "it must be a positive number", "Use seconds=1, or leave it out.")
 
     def __str__(self):
         given = [repr(self.step)] if self.kind != "lose" else []

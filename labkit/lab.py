@@ -6,6 +6,7 @@ import pathlib
 import shutil
 import tempfile
 import uuid
+import weakref
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
@@ -44,6 +45,7 @@ class Lab:
         self._borrowed = broker is not None
         self._address = self.broker.address
         self._prefix, self._runs = f"labkit.{uuid.uuid4().hex[:8]}", 0
+        self._process, self._under_way = os.getpid(), weakref.WeakSet()
         self._folder = pathlib.Path(tempfile.mkdtemp(prefix="run-", dir=runs()))
         ledger.create(self._folder / "empty.db")
         self._session: Session | None = None
@@ -74,7 +76,9 @@ class Lab:
     def start(self, handler: Callable, messages: Iterable[Message], **arguments: Any) -> Live:
         """Begins the same run and returns at once; takes the arguments of `run`."""
         plan = self._plan(handler, messages, **arguments)
-        return Live(plan, self._supervise(plan))
+        live = Live(plan, self._supervise(plan))
+        self._under_way.add(live)
+        return live
 
     def sweep(self, handler: Callable, messages: Iterable[Message], depth: int = 1, **arguments: Any) -> Sweep:
         """Runs without a crash to find the steps, then once for each crash point: before and after each step.
@@ -103,9 +107,11 @@ class Lab:
         return topology.own_queue(self._prefix, word)
 
     def close(self) -> None:
-        """Ends the workers and gives the broker back; safe to call twice."""
+        """Ends the runs under way and the workers, and gives the broker back; safe to call twice."""
         atexit.unregister(self.close)
-        if self._crew:
+        if self._crew and os.getpid() == self._process:                       # in a fork of the kernel it is not ours to close
+            for live in list(self._under_way):
+                live.end()
             self._crew.close()
             self._crew = None
             if self._session:
@@ -144,7 +150,10 @@ class Lab:
         if self._address.tls and any(fault.kind == "lose" for fault in plan.faults):
             raise PlanError("Nothing can be lost on the way to this broker.", "the connection is encrypted, so the relay cannot read it",
                             "Use a broker on this machine, without TLS.")
-        if continue_from:
+        if continue_from is not None:
+            if not (isinstance(continue_from, Run) and continue_from.ledger and os.path.exists(continue_from.ledger)):
+                raise PlanError("There is no ledger to go on with.", "continue_from is no run, or its lab was closed, which removes the ledger",
+                                "Use a run of a lab that is open, or one that was saved: Run.load(folder).")
             ledger.copy(continue_from.ledger, path)
         else:
             shutil.copyfile(self._folder / "empty.db", path)

@@ -65,7 +65,7 @@ def copy(source: str | os.PathLike, target: str | os.PathLike) -> None:
 def count_effects(path: str | os.PathLike) -> dict[str, int]:
     """Returns the number of effect rows for each effect key. Read-only."""
     with closing(sqlite3.connect(f"file:{path}?mode=ro", uri=True)) as connection:
-        return dict(connection.execute(COUNT_EFFECTS))
+        return {_as_text(key): rows for key, rows in connection.execute(COUNT_EFFECTS)}
 
 
 class Ledger:
@@ -141,8 +141,12 @@ class Ledger:
     def _step(self, name: str, effect_key: str | None, **detail: Any) -> steps.Passage:
         delivery = self._delivery()
         if effect_key is not None and (delivery is None or effect_key != delivery.message.effect_key):
-            detail["effect_key"] = effect_key
+            detail["effect_key"] = _as_text(effect_key)
         return self._gate.step(name, delivery, **detail)
+
+
+def _as_text(effect_key: Any) -> str:
+    return effect_key if isinstance(effect_key, str) else repr(effect_key)
 
 
 class _Transaction:

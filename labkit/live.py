@@ -37,6 +37,11 @@ class Live:
         """Ends the run where it stands; its verdict is then unknown, unless it is broken already."""
         controller.loop().call_soon_threadsafe(lambda: self._supervisor and self._supervisor.stop())
 
+    def end(self) -> None:
+        """Stops the run and returns when it has cleaned up; how it ended stays with `wait`."""
+        self.stop()
+        self._work.settle()
+
     @property
     def counts(self) -> dict[str, int]:
         """The counts so far, as in `Run.counts`; a key whose message is still on its way counts as pending."""

@@ -40,7 +40,10 @@ class Message:
         object.__setattr__(self, "message_id", self.message_id or f"message-for-{self.effect_key}")
         object.__setattr__(self, "correlation_id", self.correlation_id or self.message_id)
         for name in ("effect_key", "message_id", "correlation_id"):
-            if len(getattr(self, name).encode()) > _MAX_ID_BYTES:
+            value = getattr(self, name)
+            if not isinstance(value, str) or any("\ud800" <= char <= "\udfff" for char in value):
+                raise PlanError(f"The {name} is {value!r}.", "it is not a text that can be sent", f'Write {name}="invoice-7", or the like.')
+            if len(value.encode()) > _MAX_ID_BYTES:
                 raise PlanError(f"The {name} is longer than {_MAX_ID_BYTES} bytes.", f"it begins with {getattr(self, name)[:40]!r}", "Use a shorter one.")
         try:
             self.body()

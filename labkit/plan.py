@@ -10,6 +10,10 @@ from labkit.faults import Fault
 from labkit.message import Message
 
 
+_MESSAGES, _FAULTS = "Use lab.reminders(5) or [Message(…)].", 'Use faults=[crash.after("ledger.record")] or its like.'
+_MAX_PREFETCH = 65535
+
+
 @dataclass(frozen=True)
 class Plan:
     """What is to be run; see `Lab.run`. `blob` and `files` are the handler as it travels; `ledger` is the database's path."""
@@ -32,8 +36,8 @@ class Plan:
     files: dict[str, str] = field(init=False, repr=False)
 
     def __post_init__(self):
-        for name in ("messages", "faults"):
-            object.__setattr__(self, name, tuple(getattr(self, name)))
+        for name, now in (("messages", _MESSAGES), ("faults", _FAULTS)):
+            object.__setattr__(self, name, _many(name, getattr(self, name), now))
         _one_of("acknowledge", self.acknowledge, "manual", "auto")
         _one_of("queue_type", self.queue_type, "quorum", "classic")
         _one_of("publish", self.publish, "first", "while")
@@ -41,11 +45,21 @@ class Plan:
             _positive(name, getattr(self, name), int)
         for name in ("deadline_s", "rate"):
             _positive(name, getattr(self, name), (int, float, type(None)) if name == "rate" else (int, float))
-        _only("messages", self.messages, Message, "Use lab.reminders(5) or [Message(…)].")
-        _only("faults", self.faults, Fault, 'Use faults=[crash.after("ledger.record")] or its like.')
+        _one_of("dead_letter", self.dead_letter, True, False)
+        if self.prefetch > _MAX_PREFETCH:
+            raise PlanError(f"prefetch is {self.prefetch}.", f"AMQP counts up to {_MAX_PREFETCH}", "Write a smaller number.")
+        if self.delivery_limit is not None:
+            _positive("delivery_limit", self.delivery_limit, int)
+            if self.queue_type != "quorum":
+                raise PlanError(f"delivery_limit is {self.delivery_limit} on a {self.queue_type} queue.", "only quorum queues count deliveries",
+                                'Leave it out, or write queue_type="quorum".')
+        _only("messages", self.messages, Message, _MESSAGES)
+        _only("faults", self.faults, Fault, _FAULTS)
         for fault in self.faults:
             if isinstance(fault.message, int) and fault.message > len(self.messages):
                 raise PlanError(f"{fault} is planned for message {fault.message}.", f"only {len(self.messages)} are published", "Name a smaller number.")
+            if fault.error is not None:
+                ship.check_error(fault.error)
             if fault.worker is not None and fault.worker > self.workers:
                 raise PlanError(f"{fault} is planned for worker {fault.worker}.", f"only {self.workers} are started", "Name a smaller number, or start more workers.")
         object.__setattr__(self, "blob", ship.pack(self.handler))
@@ -68,8 +82,15 @@ def _one_of(name: str, value: Any, *choices: str) -> None:
 
 
 def _positive(name: str, value: Any, kinds: Any) -> None:
-    if not isinstance(value, kinds) or isinstance(value, bool) or (value is not None and value <= 0):
+    if not isinstance(value, kinds) or isinstance(value, bool) or (value is not None and not value > 0):
         raise PlanError(f"{name} is {value!r}.", "it must be a positive number", f"Leave it out, or write {name}=1.")
+
+
+def _many(name: str, values: Any, now: str) -> tuple:
+    try:
+        return tuple(values)
+    except TypeError:
+        raise PlanError(f"{name} is {values!r}.", "a list is expected", now) from None
 
 
 def _only(name: str, values: tuple, kind: type, now: str) -> None:

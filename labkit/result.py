@@ -123,6 +123,8 @@ class Run:
     def save(self, folder: str | os.PathLike) -> pathlib.Path:
         """Writes the run into a new or empty folder: run.json, events.jsonl and the ledger's database."""
         folder = pathlib.Path(folder)
+        if folder.exists() and not folder.is_dir():
+            raise PlanError(f"{folder.name} is a file.", "a run is saved as a folder", "Name another one.")
         folder.mkdir(parents=True, exist_ok=True)
         if any(folder.iterdir()):
             raise PlanError(f"The folder {folder.name} is not empty.", "a run was saved there before", "Name another folder.")

@@ -2,6 +2,7 @@
 
 import functools
 import inspect
+import pickle
 import sys
 import sysconfig
 import types
@@ -10,7 +11,7 @@ from typing import Any
 
 import cloudpickle
 
-from labkit.errors import HandlerError
+from labkit.errors import HandlerError, PlanError, told
 
 _LIBRARIES = tuple(sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib"))
 
@@ -52,6 +53,15 @@ def _check_call(handler: Callable) -> None:
                            "Write def handler(delivery, shop): …") from None
     except ValueError:
         pass                                          # something built in, which does not tell
+
+
+def check_error(error: BaseException) -> None:
+    """Raises PlanError when an error cannot be raised in a worker: it does not survive the way there."""
+    try:
+        pickle.loads(cloudpickle.dumps(error))
+    except Exception as trouble:
+        raise PlanError(f"{told(error)} cannot be sent to a worker process.", told(trouble),
+                        "Plan a simpler error, such as TimeoutError(\"slow\").") from None
 
 
 def name_of(handler: Callable) -> str:

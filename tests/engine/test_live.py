@@ -1,4 +1,5 @@
 """A run that is under way: killed by hand, stopped, interrupted; and a kernel that goes away."""
+import os
 import pathlib
 import signal
 import subprocess
@@ -8,7 +9,7 @@ import time
 
 import pytest
 
-from labkit import PlanError
+from labkit import Lab, PlanError
 from tests.engine import handlers
 
 
@@ -94,3 +95,23 @@ def test_killing_the_kernel_leaves_no_worker(lab):
     workers = [int(pid) for pid in kernel.stdout.split()]
     assert len(workers) == 2
     until(lambda: not any(pathlib.Path(f"/proc/{pid}").exists() for pid in workers))
+
+
+def test_closing_the_lab_ends_its_runs(broker):
+    lab = Lab(broker=broker, quiet=True)
+    live = lab.start(handlers.loop_for_ever, lab.reminders(1), deadline_s=600)
+    until(lambda: live.counts["deliveries"] == 1)
+    lab.close()
+    assert live.done
+    assert live.wait().verdict == "unknown"
+
+
+def test_a_fork_of_the_kernel_that_ends_closes_nothing(lab):
+    first = lab.run(handlers.once_then_ack, lab.reminders(1))
+    if not (pid := os.fork()):
+        try:
+            lab.close()
+        finally:
+            os._exit(0)
+    os.waitpid(pid, 0)
+    assert lab.run(handlers.once_then_ack, lab.reminders(2), continue_from=first).verdict == "holds"

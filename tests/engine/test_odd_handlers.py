@@ -4,7 +4,7 @@ import os
 
 import pytest
 
-from labkit import HandlerError, crash, hang
+from labkit import HandlerError, Run, crash, hang
 from tests.engine import handlers
 
 
@@ -181,3 +181,14 @@ def test_a_process_in_which_nothing_was_left_serves_again(lab):
         delivery.ack()
     served = [lab.run(handler, lab.reminders(1)).facts.printed for _ in range(6)]
     assert len(set(served)) < 6
+
+
+def write_under_keys_that_are_no_text(delivery, shop):
+    shop.ledger.record(b"\xff")
+    shop.ledger.record(5)
+    handlers.once_then_ack(delivery, shop)
+
+
+def test_effects_under_keys_that_are_no_text_are_strays_and_can_be_saved(lab, tmp_path):
+    run = Run.load(lab.run(write_under_keys_that_are_no_text, lab.reminders(1)).save(tmp_path / "run"))
+    assert (run.verdict, run.strays) == ("broken", {"b'\\xff'": 1, "5": 1})

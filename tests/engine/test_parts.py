@@ -187,3 +187,9 @@ def test_labkit_names_what_it_offers_and_loads_nothing_before_it_is_needed():
     told = subprocess.run([sys.executable, "-c", "import sys, labkit; print(sorted({'pika', 'matplotlib', 'ipywidgets', 'asyncio', 'sqlite3'} & set(sys.modules)));"
                            "print(all(getattr(labkit, name) for name in labkit.__all__))"], capture_output=True, text=True, check=True)
     assert told.stdout.split("\n")[:2] == ["[]", "True"]
+
+
+@pytest.mark.parametrize("fields", [{"effect_key": "\ud800"}, {"effect_key": "k", "message_id": 5}, {"effect_key": "k", "correlation_id": b"x"}])
+def test_a_message_whose_ids_cannot_be_sent_is_refused(fields):
+    with pytest.raises(PlanError, match="not a text that can be sent"):
+        Message(**fields)

@@ -258,10 +258,32 @@ def test_the_same_run_gives_the_same_trail(lab):
 
 
 @pytest.mark.parametrize("arguments", [{"workers": 0}, {"acknowledge": "maybe"}, {"queue_type": "stream"}, {"publish": "never"},
-                                       {"deadline_s": -1}, {"faults": ["crash"]}, {"faults": [crash.after("ack", message=9)]}])
+                                       {"prefetch": 70_000}, {"dead_letter": "no"}, {"delivery_limit": "2"}, {"delivery_limit": -1},
+                                       {"delivery_limit": 2, "queue_type": "classic"}, {"faults": crash.after("ack")}, {"continue_from": 3},
+                                       {"faults": [fail("ack", ValueError(threading.Lock()))]}, {"deadline_s": float("nan")}, {"deadline_s": -1}, {"faults": ["crash"]}, {"faults": [crash.after("ack", message=9)]}])
 def test_a_plan_that_cannot_be_carried_out_is_refused(lab, arguments):
     with pytest.raises(PlanError):
         lab.run(handlers.once_then_ack, lab.reminders(2), **arguments)
+
+
+@pytest.mark.parametrize("messages", [None, 5, Message("one"), ["one"]])
+def test_what_is_no_list_of_messages_is_refused(lab, messages):
+    with pytest.raises(PlanError, match="messages"):
+        lab.run(handlers.once_then_ack, messages)
+
+
+def test_an_error_that_would_not_arrive_as_itself_is_refused(lab):
+    class TwoWords(Exception):
+        def __init__(self, one, two):
+            super().__init__(one)
+    with pytest.raises(PlanError, match="TwoWords: one cannot be sent"):
+        lab.run(handlers.once_then_ack, lab.reminders(1), faults=[fail("ack", TwoWords("one", "two"))])
+
+
+@pytest.mark.parametrize("plan", [lambda: crash.after("ack", message=1.5), lambda: crash.after("ack", nth="2"), lambda: hang.at("ack", seconds=-1)])
+def test_a_fault_that_could_never_fire_is_refused(plan):
+    with pytest.raises(PlanError):
+        plan()
 
 
 def test_a_misspelt_step_is_refused_with_the_likely_one():
