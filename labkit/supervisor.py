@@ -46,6 +46,7 @@ class Supervisor:
         self._via: Address | None = None       # the relay's address, where one is needed
         self._changed = asyncio.Event()
         self._recount = self._dismissing = False
+        self._stuck_at = 0                     # the copy that nobody settled, where `_stuck` says so
         self._deaths = self._left = 0          # what the queue held when everybody had left
         self._ending = self._reason = self._stuck = ""
         self._failure: LabError | None = None
@@ -222,6 +223,7 @@ class Supervisor:
             return False
         unanswered = [position for seat, tags in zip(self._seats, held) if not seat.hung for position in tags.values()]
         if unanswered:
+            self._stuck_at = unanswered[0]
             key = self._plan.messages[unanswered[0] - 1].effect_key
             self._stuck = f"the handler returned without an ack, nack or reject for {key}, so its delivery was never settled"
         else:
@@ -289,6 +291,9 @@ class Supervisor:
             found = await self._channel.drain(self._publisher.work, ready)
             for position in outstanding - found:
                 self.account.move(position, VANISHED)
+            if self._stuck and self._stuck_at not in found and self._plan.delivery_limit is None:      # settled, only not through labkit
+                self._stuck = ""
+                self._end("stopped", "the handler answered a delivery through pika's channel, which the lab cannot follow; answer with delivery.ack() or its like")
             for position in found:
                 self.account.move(position, WAITING)
 

@@ -192,3 +192,13 @@ def write_under_keys_that_are_no_text(delivery, shop):
 def test_effects_under_keys_that_are_no_text_are_strays_and_can_be_saved(lab, tmp_path):
     run = Run.load(lab.run(write_under_keys_that_are_no_text, lab.reminders(1)).save(tmp_path / "run"))
     assert (run.verdict, run.strays) == ("broken", {"b'\\xff'": 1, "5": 1})
+
+
+@pytest.mark.parametrize("prefetch", [1, 3])
+def test_an_answer_past_labkit_is_told_as_such_and_not_as_none(lab, prefetch):
+    def answer_in_pika(delivery, shop):
+        shop.ledger.record_once(delivery.message.effect_key)
+        delivery.channel.basic_ack(delivery.tag)
+    run = lab.run(answer_in_pika, lab.reminders(3), prefetch=prefetch)
+    assert run.verdict == "unknown" and "through pika's channel" in run.why
+    assert run.counts["once"] + run.counts["pending"] == 3 and run.counts["once"] >= 1
