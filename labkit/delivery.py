@@ -38,7 +38,7 @@ class Delivery:
         Returns "sent"; "handled" where a round trip showed that the broker took it; "unknown" when the connection
         broke, so that it may or may not have arrived; "refused" when the broker closed the channel over it.
         """
-        return self._answer(steps.ACK, self.channel.basic_ack, multiple=multiple)
+        return self._answer(steps.ACK, self.channel.basic_ack, **{"multiple": True} if multiple else {})
 
     def nack(self, requeue: bool = True) -> str:
         """Tells the broker that handling failed. Returns as `ack` does."""

@@ -41,9 +41,11 @@ class Message:
         object.__setattr__(self, "correlation_id", self.correlation_id or self.message_id)
         for name in ("effect_key", "message_id", "correlation_id"):
             value = getattr(self, name)
-            if not isinstance(value, str) or any("\ud800" <= char <= "\udfff" for char in value):
-                raise PlanError(f"The {name} is {value!r}.", "it is not a text that can be sent", f'Write {name}="invoice-7", or the like.')
-            if len(value.encode()) > _MAX_ID_BYTES:
+            try:
+                size = len(value.encode())
+            except (AttributeError, UnicodeEncodeError):
+                raise PlanError(f"The {name} is {value!r}.", "it is not a text that can be sent", f'Write {name}="invoice-7", or the like.') from None
+            if size > _MAX_ID_BYTES:
                 raise PlanError(f"The {name} is longer than {_MAX_ID_BYTES} bytes.", f"it begins with {getattr(self, name)[:40]!r}", "Use a shorter one.")
         try:
             self.body()
@@ -61,10 +63,17 @@ class Message:
         """Reads a delivered body. Raises ValueError when it is not the JSON of a message; evaluates nothing."""
         try:
             data = json.loads(body.decode())
-            return cls(data["effect_key"], message_id or "", data.get("sequence_key"), data.get("sequence_number"),
-                       data.get("schema", ""), data.get("payload") or {}, correlation_id or "")
-        except (UnicodeDecodeError, json.JSONDecodeError, KeyError, TypeError, AttributeError, PlanError) as error:
-            raise ValueError(f"the body is not the JSON of a message: {error}") from None
+            effect_key, payload = data["effect_key"], data.get("payload") or {}
+        except (UnicodeDecodeError, json.JSONDecodeError, KeyError, TypeError, AttributeError, RecursionError) as error:
+            raise ValueError(f"the body is not the JSON of a message: {type(error).__name__}: {error}") from None
+        if not isinstance(effect_key, str) or not effect_key or not isinstance(payload, dict):
+            raise ValueError("the body is JSON, but not that of a message: it has no text `effect_key`, or its `payload` is no object")
+        message_id = message_id or f"message-for-{effect_key}"
+        message = object.__new__(cls)                 # whose values came as JSON: they need not be tried as such again
+        for name, value in zip(cls.__slots__, (effect_key, message_id, data.get("sequence_key"), data.get("sequence_number"),
+                                               data.get("schema", ""), payload, correlation_id or message_id)):
+            object.__setattr__(message, name, value)
+        return message
 
     def as_dict(self) -> dict[str, Any]:
         """Returns all fields, for a saved run."""

@@ -63,7 +63,7 @@ class Gate:
     """
 
     def __init__(self, write: Callable, ask: Callable, armed: Collection[tuple[str, str]] | None):
-        self.write, self.ask, self._armed = write, ask, armed
+        self.write, self.ask, self.armed = write, ask, armed
 
     def step(self, name: str, delivery: Any, **detail: Any) -> "Passage":
         """Returns the passage of one step; `detail` holds JSON values for the trace."""
@@ -75,7 +75,7 @@ class Gate:
 
     def watches(self, name: str, phase: str) -> bool:
         """Tells whether the supervisor is asked at this gate."""
-        return self._armed is None or (name, phase) in self._armed
+        return self.armed is None or (name, phase) in self.armed
 
 
 class Passage:
@@ -99,5 +99,5 @@ class Passage:
     def _pass(self, phase: str, detail: dict) -> None:
         gate, name, delivery = self._gate, self._name, self._delivery
         gate.write(name, phase, delivery.number if delivery else 0, detail)
-        if gate.watches(name, phase):
+        if gate.armed is None or (name, phase) in gate.armed:
             gate.ask(name, phase, delivery)

@@ -143,7 +143,7 @@ class Worker:
                 self._connection.process_data_events(time_limit=0)
             if self._inbox:
                 self._handle(*self._inbox.popleft())
-            else:
+            elif not self._stopping:                  # asked again: what would wake the next call may be used up
                 self._tell(t="idle", handled=self._count)
                 self._connection.process_data_events(time_limit=None)
         if channel.is_open and not self._stopping:

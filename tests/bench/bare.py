@@ -1,4 +1,4 @@
-"""The same work in bare pika and sqlite3, as a person would write it in a script: what labkit is measured against."""
+"""The same work on the same messages in bare pika and sqlite3, as a person would write it in a script: what labkit is measured against."""
 
 import json
 import os
@@ -9,6 +9,7 @@ import tempfile
 import pika
 
 from labkit import ledger
+from labkit.message import POSITION_HEADER, reminders
 from labkit.topology import work_arguments
 
 QUORUM = {**work_arguments("quorum", None, None)}
@@ -33,7 +34,7 @@ class Bare:
                 if not (pid := os.fork()):
                     self._work(queue, path)
                 os.waitpid(pid, 0)
-            assert ledger.count_effects(path) == {"key-0": 2}
+            assert ledger.count_effects(path) == {"invoice-1:reminder": 2}
         self.channel.queue_delete(queue)
 
     def consume(self, queue: str, count: int, path: str) -> None:
@@ -61,9 +62,10 @@ class Bare:
         channel.connection.close()
 
     def _publish(self, queue: str, count: int) -> None:
-        for n in range(count):
-            self.channel.basic_publish("", queue, json.dumps({"effect_key": f"key-{n}"}).encode(),
-                                       pika.BasicProperties(delivery_mode=2, message_id=f"message-{n}"), mandatory=True)
+        for position, message in enumerate(reminders(count), 1):
+            self.channel.basic_publish("", queue, message.body(), pika.BasicProperties(
+                content_type="application/json", delivery_mode=2, message_id=message.message_id, correlation_id=message.correlation_id,
+                headers={POSITION_HEADER: position}), mandatory=True)
 
     def _work(self, queue: str, path: str) -> None:
         channel = pika.BlockingConnection(self._address.parameters()).channel()
