@@ -24,6 +24,7 @@ class Firing:
         """note(name, lane, detail=…, **about) writes an event."""
         self.planned, self.fired = planned, [0] * len(planned)
         self.relay: Relay | None = None
+        self.choices: list[tuple[list[int], int]] = []                        # of turns, which only a stepped run has
         self._note, self._spent, self._passed = note, [0] * len(planned), Counter()
 
     @property
@@ -77,6 +78,9 @@ class Firing:
         seat.firing = None
         if fault.kind != "lose":                      # which the relay proves
             self.fired[index] += 1
+
+    def finish(self, seat: Seat) -> None:
+        """Hears that a worker has nothing more to do."""
 
     def prove_crash(self, seat: Seat) -> bool:
         """Counts the crash that was planned for this seat, now that its process ended by signal 9; tells whether one was."""

@@ -20,6 +20,7 @@ from labkit.live import Live
 from labkit.message import Message
 from labkit.paths import runs
 from labkit.plan import Plan
+from labkit.race import Race
 from labkit.result import Run
 from labkit.steps import BEFORE, STEPS
 from labkit.supervisor import Supervisor
@@ -96,6 +97,17 @@ class Lab:
                         for second in (crash.before(step, attempt=2), crash.after(step, attempt=2)):
                             rows.append(SweepRow((first, second), self.run(handler, messages, faults=[first, second], **arguments)))
         return Sweep(ship.name_of(handler), rows)
+
+    def race(self, handler: Callable, message: Message, workers: int = 2, limit: int = 500, seed: int | None = None, **arguments: Any) -> Race:
+        """Gives each worker a copy of one message, and tries every order of their steps, one run each.
+
+        limit: schedules to try at most; a search that was cut off is unknown, unless it found a break
+        seed:  draws which orders are tried first; without one the first worker goes as far as it can
+        Takes the other arguments of `run`. Raises as `run` does.
+        """
+        def run(order: Sequence[int]) -> Run:
+            return self.start(handler, [message] * workers, workers=workers, order=tuple(order), seed=seed, **arguments).wait()
+        return Race(ship.name_of(handler), run, limit)
 
     def show(self, verb: str) -> "Plain":
         """Shows what a labkit verb is in plain pika or SQL."""

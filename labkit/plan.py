@@ -32,6 +32,8 @@ class Plan:
     publish: str = "first"
     rate: float | None = None
     deadline_s: float = 15
+    order: Sequence[int] | None = None                # the workers' turns, in a stepped run; and who goes after them
+    seed: int | None = None
     blob: bytes = field(init=False, repr=False)
     files: dict[str, str] = field(init=False, repr=False)
 

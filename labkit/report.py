@@ -1,7 +1,8 @@
 """The report: a run or a sweep in words, as text and as HTML. The same run gives the same words: no times, no ids."""
 
 from labkit import table
-from labkit.palette import LOOKS, VERDICT_LOOKS
+from labkit.palette import LOOKS, VERDICT_LOOKS, WORST_FIRST
+from labkit.race import Race
 from labkit.result import Run
 from labkit.sweep import Sweep
 from labkit.table import count
@@ -48,6 +49,16 @@ def sweep_html(sweep: Sweep) -> str:
                     table.markup(_sweep_caption(sweep), _SWEEP_COLUMNS, _sweep_rows(sweep), header=_SWEEP_COLUMNS[0])])
 
 
+def race_text(race: Race) -> str:
+    """Returns the verdict with its reason, and a row a status: how many schedules end with it, and the first of them."""
+    return "\n".join([f"{race.verdict}: {race.why}", _race_caption(race), "", table.text(_RACE_COLUMNS, _race_rows(race))])
+
+
+def race_html(race: Race) -> str:
+    """Returns what `race_text` says, as HTML."""
+    return _framed([_headline(race.verdict, race.why), table.markup(_race_caption(race), _RACE_COLUMNS, _race_rows(race), header=_RACE_COLUMNS[0])])
+
+
 def totals(run: Run) -> str:
     """Returns the totals in one line, such as "5 messages · 6 deliveries · 6 effects"."""
     counts = run.counts
@@ -59,6 +70,7 @@ def totals(run: Run) -> str:
 
 
 _COLUMNS = ("effect key", "deliveries", "effects", "status")
+_RACE_COLUMNS = ("status", "schedules", "the first of them")
 _SWEEP_COLUMNS = ("crash point", "deliveries", "effects", "status", "verdict")
 
 
@@ -99,6 +111,15 @@ def _sweep_rows(sweep: Sweep) -> list[list]:
 
 def _sweep_caption(sweep: Sweep) -> str:
     return f"{sweep.name} · {count(len(sweep.rows) - 1, 'crash point')}"
+
+
+def _race_rows(race: Race) -> list[list]:
+    first = {status: next((schedule.told for schedule in race.schedules if schedule.status == status), None) for status in WORST_FIRST}
+    return [[status, race.counts[status], " · ".join(told)] for status, told in first.items() if told is not None]
+
+
+def _race_caption(race: Race) -> str:
+    return f"{race.name} · {race.tried} of {race.total or 'more'} schedules"
 
 
 def _headline(verdict: str, why: str) -> str:

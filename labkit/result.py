@@ -39,6 +39,7 @@ class Facts:
     inherited: the same at the start, in a run that goes on with the ledger of an earlier one
     where:     position -> where the copy ended, as in `account`; None when the broker could not be asked
     ending:    "over", "deadline", "max_deliveries", "gave up", "stopped" or "unreachable", with `reason` in words
+    choices:   in a stepped run, for each turn: the workers that could go, and the one that went
     printed:   what the handlers printed, cut at a bound; printed_bytes: how much it was
     """
 
@@ -55,6 +56,7 @@ class Facts:
     misuse: str = ""
     stuck: str = ""
     inherited: dict[str, int] = field(default_factory=dict)
+    choices: list[tuple[list[int], int]] = field(default_factory=list)
 
 
 class Run:

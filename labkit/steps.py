@@ -31,11 +31,15 @@ ACK = _step("ack", "the broker is told that the delivery is done with")
 NACK = _step("nack", "the broker is told that the delivery failed, and may be asked to give it again")
 REJECT = _step("reject", "the broker is told that the delivery is refused, and may be asked to give it again")
 
+#: the steps that answer a delivery
+ANSWERS = (ACK, NACK, REJECT)
+
 #: what the trace tells beside the steps -> its meaning; nothing can be planned to happen at these
 NOTES: dict[str, str] = {
     "started": "a worker process began to consume",
     "returned": "the handler returned",
     "raised": "the handler raised an error",
+    "waiting": "the ledger is locked by another worker, and this one waits for its turn to try again",
     "fenced": "a round trip on the channel: the broker has handled everything sent before",
     "channel.closed": "the broker closed the channel",
     "cancelled": "the broker cancelled the consumer",
@@ -50,6 +54,7 @@ NOTES: dict[str, str] = {
 }
 
 BEFORE, AFTER, FAILED, NOTE = "before", "after", "failed", "note"
+WAITING = "waiting"                                   # not a phase of an event: a worker asks when it may try again
 PHASES = (BEFORE, AFTER, FAILED, NOTE)
 NAMES = (*STEPS, *NOTES)
 
@@ -72,6 +77,16 @@ class Gate:
     def note(self, name: str, delivery: Any, **detail: Any) -> None:
         """Writes something that is not a step to the trace."""
         self.write(name, NOTE, delivery.number if delivery else 0, detail)
+
+    @property
+    def stepped(self) -> bool:
+        """Tells whether the supervisor is asked everywhere, and so says whose turn it is."""
+        return self._armed is None
+
+    def wait(self, delivery: Any) -> None:
+        """Tells that a lock is in the way, and returns when it may be free."""
+        self.note("waiting", delivery)
+        self.ask("waiting", WAITING, delivery)
 
     def watches(self, name: str, phase: str) -> bool:
         """Tells whether the supervisor is asked at this gate."""

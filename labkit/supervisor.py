@@ -24,6 +24,7 @@ from labkit.publisher import Publisher
 from labkit.relay import Relay
 from labkit.result import Facts
 from labkit.seat import Seat
+from labkit.stepping import Stepping
 from labkit.trace import Event
 
 MAX_UNPLANNED_DEATHS = 5
@@ -40,7 +41,7 @@ class Supervisor:
         self._publisher = Publisher(plan, channel, prefix, number, self._note, lambda error: self._fail(error, "a message could not be published"))
         self._chronicle = Chronicle(plan, self._exceed)
         self.events, self.account = self._chronicle.events, self._chronicle.account
-        self.firing = Firing(plan.faults, self._note)
+        self.firing = Firing(plan.faults, self._note) if plan.order is None else Stepping(plan.order, plan.seed, plan.workers, self._note)
         self._prints = Prints()
         self._seats: list[Seat] = []
         self._via: Address | None = None       # the relay's address, where one is needed
@@ -138,6 +139,8 @@ class Supervisor:
         match frame["t"]:
             case "idle":
                 seat.idle = frame["handled"] == len(seat.deliveries)          # else it was sent before a delivery that is known by now
+                if seat.idle and seat.deliveries:
+                    self.firing.finish(seat)
             case "free":
                 seat.process.hear_free(frame["done"])
             case "gate":
@@ -177,6 +180,8 @@ class Supervisor:
             self._recount = True                      # what was in its buffer is gone; the queue tells what is left
         elif self.account.outstanding or not self._publisher.done:
             self._seat(seat)
+        else:
+            self.firing.finish(seat)
 
     def _lose_broker(self, error: BrokerError) -> None:
         self._end("unreachable", f"the connection to the broker ended: {error.why or error.what}")
@@ -320,4 +325,4 @@ class Supervisor:
         self.events.sort(key=lambda event: event.at_ms)
         return Facts({**self._plan.settings(), "broker": self._version}, [str(fault) for fault in self._plan.faults], self.firing.fired,
                      effects=None, where=where, ending=self._ending or "over", reason=self._reason, printed=self._prints.text,
-                     printed_bytes=self._prints.total_bytes, errors=self._chronicle.errors, misuse=self._chronicle.misuse, stuck=self._stuck)
+                     printed_bytes=self._prints.total_bytes, errors=self._chronicle.errors, misuse=self._chronicle.misuse, stuck=self._stuck, choices=self.firing.choices)

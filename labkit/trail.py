@@ -8,7 +8,6 @@ from labkit import steps, table
 from labkit.result import Run
 from labkit.trace import Event
 
-_ANSWERS = (steps.ACK, steps.NACK, steps.REJECT)
 _LANE_ENDS = ("killed", "exited", "connection.lost", "channel.closed", "cancelled")
 _OF_THE_LANE = (*_LANE_ENDS, "stopped", "continued")
 _SHOWN_FIRST, _SHOWN_LAST = 30, 10
@@ -89,7 +88,7 @@ def _events_of(events: list[Event], key: str, positions: set[int]) -> Iterator[t
             held.setdefault(lane, {})[event.tag] = under_way[lane] = event.attempt
         elif own and event.name in ("returned", "raised"):
             under_way.pop(lane, None)
-        elif event.name in _ANSWERS and event.phase == steps.AFTER and event.detail.get("outcome") in ("sent", "handled"):
+        elif event.name in steps.ANSWERS and event.phase == steps.AFTER and event.detail.get("outcome") in ("sent", "handled"):
             tags = held.get(lane, {})
             for tag in [tag for tag in tags if tag == event.tag or (event.detail.get("multiple") and tag <= event.tag)]:
                 del tags[tag]
@@ -111,7 +110,7 @@ def _in_order(found: list[tuple[Event, int | None]]) -> list[tuple[Event, int | 
         ordered.remove(pair)
         received = [at for at, (other, _) in enumerate(ordered) if other.name == steps.RECEIVE and other.position == event.position
                     and other.at_ms <= event.at_ms]
-        answers = [at for at, (other, _) in enumerate(ordered) if other.name in _ANSWERS and other.phase == steps.AFTER
+        answers = [at for at, (other, _) in enumerate(ordered) if other.name in steps.ANSWERS and other.phase == steps.AFTER
                    and other.position == event.position and at > (received or [-1])[-1]]
         place = next((at for at, (other, _) in enumerate(ordered) if other.at_ms > event.at_ms), len(ordered))
         if answers:

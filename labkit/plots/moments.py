@@ -5,7 +5,6 @@ from dataclasses import dataclass, field
 from labkit import steps
 from labkit.trail import Entry, Trail
 
-_ANSWERS = (steps.ACK, steps.NACK, steps.REJECT)
 _SHOWN_FIRST, _SHOWN_LAST = 10, 4
 _WRITES = (steps.LEDGER_RECORD, steps.LEDGER_RECORD_ONCE)
 
@@ -78,7 +77,7 @@ class _Reading:
             self._add("broker", entry, [name], name)
         elif name == steps.RECEIVE:
             self._deliver(entry)
-        elif name in _ANSWERS:
+        elif name in steps.ANSWERS:
             self._answer(entry)
         elif name.startswith("ledger."):
             self._ledger(entry)
