@@ -81,7 +81,7 @@ class Gate:
     @property
     def stepped(self) -> bool:
         """Tells whether the supervisor is asked everywhere, and so says whose turn it is."""
-        return self._armed is None
+        return self.armed is None
 
     def wait(self, delivery: Any) -> None:
         """Tells that a lock is in the way, and returns when it may be free."""
