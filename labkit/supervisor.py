@@ -11,7 +11,7 @@ import sys
 from dataclasses import replace
 from typing import Any
 
-from labkit.account import REJECTED, VANISHED, WAITING
+from labkit.account import DEAD_LETTERED, REJECTED, VANISHED, WAITING
 from labkit.amqp import Channel
 from labkit.broker.address import Address
 from labkit.chronicle import Chronicle
@@ -30,6 +30,7 @@ from labkit.trace import Event
 MAX_UNPLANNED_DEATHS = 5
 _STALL_S = 0.3                                        # this long without news from idle workers, and copies are counted anew
 _HUNG = "a worker hung with its delivery, and nothing else was left to do"
+_ON_THE_WAY_S = 1                                     # for a message from its queue to the dead-letter queue
 _FAREWELL_S = 2                                       # for workers to leave, and for a last answer of the broker
 
 
@@ -294,6 +295,9 @@ class Supervisor:
         ready, outstanding = await self._ready(), set(self.account.outstanding)
         if ready != len(outstanding) or any(self.account.where[position] == REJECTED for position in outstanding):
             found = await self._channel.drain(self._publisher.work, ready)
+            if self._plan.dead_letter:
+                await self._hear_dead_letters({position for position in outstanding - found
+                                               if self._plan.delivery_limit or self.account.where[position] == REJECTED})
             for position in outstanding - found:
                 self.account.move(position, VANISHED)
             if self._stuck and self._stuck_at not in found and self._plan.delivery_limit is None:      # settled, only not through labkit
@@ -301,6 +305,16 @@ class Supervisor:
                 self._end("stopped", "the handler answered a delivery through pika's channel, which the lab cannot follow; answer with delivery.ack() or its like")
             for position in found:
                 self.account.move(position, WAITING)
+
+    async def _hear_dead_letters(self, positions: set[int]) -> None:
+        """Waits a while for the dead letters of these copies: on its way between two queues, a message is in neither."""
+        try:
+            async with asyncio.timeout(_ON_THE_WAY_S):
+                while any(self.account.where[position] != DEAD_LETTERED for position in positions):
+                    self._changed.clear()
+                    await self._changed.wait()
+        except TimeoutError:
+            pass
 
     async def _where_it_is(self) -> str:
         """Returns, in words, what the run was waiting for: a broker that takes no messages, or the line of a handler."""

@@ -202,3 +202,14 @@ def test_an_answer_past_labkit_is_told_as_such_and_not_as_none(lab, prefetch):
     run = lab.run(answer_in_pika, lab.reminders(3), prefetch=prefetch)
     assert run.verdict == "unknown" and "through pika's channel" in run.why
     assert run.counts["once"] + run.counts["pending"] == 3 and run.counts["once"] >= 1
+
+
+def die_each_time(delivery, shop):
+    os._exit(3)
+
+
+def test_what_the_broker_dead_letters_at_the_last_death_is_not_lost(lab):
+    """The sixth death is the last; with a limit of five it also moves what the worker held to the dead-letter queue."""
+    for _ in range(5):
+        run = lab.run(die_each_time, lab.reminders(12), prefetch=100, delivery_limit=5)
+        assert "gave up" in run.why and (run.counts["terminal"], run.counts["lost"]) == (12, 0)

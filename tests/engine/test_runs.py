@@ -1,9 +1,10 @@
 """What a run tells, for handlers that behave and handlers that do not. Real broker, real processes, really killed."""
 import threading
+import time
 
 import pytest
 
-from labkit import HandlerError, Message, PlanError, crash, fail, hang, lose
+from labkit import HandlerError, Message, PlanError, crash, fail, hang, lose, supervisor
 from tests.engine import handlers
 
 STATUSES = ("once", "duplicated", "lost", "terminal", "pending", "unknown")
@@ -184,6 +185,16 @@ def test_a_dead_workers_messages_come_back_although_a_child_of_it_lives_on(lab):
 def test_several_workers_share_the_messages(lab):
     run = lab.run(handlers.once_then_ack, lab.reminders(40), workers=3, prefetch=5)
     assert (run.verdict, statuses(run)) == ("holds", {"once": 40})
+
+
+def test_each_worker_leaves_at_once_when_the_run_is_over(lab, monkeypatch):
+    monkeypatch.setattr(supervisor, "_FAREWELL_S", 600)                        # a worker that did not hear of it would be waited for
+    for _ in range(25):
+        live = lab.start(handlers.raise_value_error, lab.reminders(5), workers=3, dead_letter=False, faults=[crash.after("reject", attempt=2)])
+        end = time.monotonic() + 5
+        while not live.done:
+            assert time.monotonic() < end, "a worker did not leave"
+            threading.Event().wait(0.002)
 
 
 def test_the_attempt_counts_although_the_first_worker_died(lab):
