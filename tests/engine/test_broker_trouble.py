@@ -46,8 +46,9 @@ def test_a_run_that_cannot_begin_ends_by_its_deadline_and_says_why(own, hurt_lab
     with pytest.raises(BrokerError) as caught:
         hurt_lab.run(handlers.once_then_ack, hurt_lab.reminders(5), queue_type=queue_type, deadline_s=DEADLINE_S)
     assert time.monotonic() - begun < DEADLINE_S + FAREWELL_S
-    assert {"blocked": "Likely cause: it has blocked publishers: low on memory", "frozen": "within 1 s.\nLikely cause: it is frozen",
-            "gone": "Nobody listens at 127.0.0.1:"}[trouble] in str(caught.value)
+    told = {"blocked": ["Likely cause: it has blocked publishers: low on memory"], "frozen": ["within 1 s.\nLikely cause: it is frozen"],
+            "gone": ["Nobody listens at 127.0.0.1:", "The connection to RabbitMQ ended."]}[trouble]      # heard of it before, or only now
+    assert any(words in str(caught.value) for words in told)
 
 
 @queue_types

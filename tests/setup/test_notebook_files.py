@@ -60,11 +60,11 @@ def test_a_cell_that_fails_is_named_and_the_file_stays_as_it_was(tmp_path, capsy
 
 
 def test_canonical_text_holds_nothing_that_differs_between_runs_or_machines():
-    cell = new_code_cell("1", execution_count=17, metadata={"tags": ["exercise"], "execution": {"iopub.status.busy": "2026-01-01"},
+    cell = new_code_cell("1", id="code", execution_count=17, metadata={"tags": ["exercise"], "execution": {"iopub.status.busy": "2026-01-01"},
                                                            "scrolled": True})
     cell.outputs = [new_output("stream", name="stdout", text="a"), new_output("stream", name="stdout", text="b"),
                     new_output("execute_result", {"text/plain": "Panel", notebooks.WIDGET: {"model_id": "c0ffee"}}, execution_count=17)]
-    notebook = new_notebook(cells=[new_markdown_cell("# A"), cell],
+    notebook = new_notebook(cells=[new_markdown_cell("# A", id="text"), cell],
                             metadata={"widgets": {}, "language_info": {"name": "python", "version": "3.11.7"},
                                       "kernelspec": {"name": "venv", "display_name": "mine", "language": "python"}})
     text = notebooks.canonical(notebook)
