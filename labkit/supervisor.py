@@ -295,7 +295,7 @@ class Supervisor:
         ready, outstanding = await self._ready(), set(self.account.outstanding)
         if ready != len(outstanding) or any(self.account.where[position] == REJECTED for position in outstanding):
             found = await self._channel.drain(self._publisher.work, ready)
-            if self._plan.dead_letter:
+            if self._plan.dead_letter and not self._plan.automatic:
                 await self._hear_dead_letters({position for position in outstanding - found
                                                if self._plan.delivery_limit or self.account.where[position] == REJECTED})
             for position in outstanding - found:
