@@ -1,6 +1,8 @@
 """The lab: finds the broker, runs handlers against it, and sweeps their crash points."""
 
 import atexit
+import difflib
+import inspect
 import os
 import pathlib
 import shutil
@@ -19,7 +21,7 @@ from labkit.faults import Fault, crash
 from labkit.live import Live
 from labkit.message import Message
 from labkit.paths import runs
-from labkit.plan import Plan
+from labkit.plan import MESSAGES_NOW, Plan, many, one_of, positive
 from labkit.race import Race
 from labkit.result import Run
 from labkit.steps import BEFORE, STEPS
@@ -59,7 +61,7 @@ class Lab:
     def run(self, handler: Callable, messages: Iterable[Message], *, faults: Sequence[Fault] = (), workers: int = 1, prefetch: int = 1,
             acknowledge: str = "manual", queue_type: str = "quorum", dead_letter: bool = True, delivery_limit: int | None = None,
             max_deliveries: int = 20, publish: str = "first", rate: float | None = None, continue_from: Run | None = None,
-            deadline_s: float = 15) -> Run:
+            deadline_s: float = 15, **unknown: Any) -> Run:
         """Publishes the messages, lets workers handle them under the planned faults, and returns the judged run.
 
         acknowledge:     "manual", or "automatic" acknowledgement with "auto"
@@ -70,23 +72,26 @@ class Lab:
         deadline_s:      seconds after which the run is ended, and its verdict unknown
         Raises PlanError, HandlerError or BrokerError; what happens inside the handler is in the run.
         """
-        return self.start(handler, messages, faults=faults, workers=workers, prefetch=prefetch, acknowledge=acknowledge,
-                          queue_type=queue_type, dead_letter=dead_letter, delivery_limit=delivery_limit, max_deliveries=max_deliveries,
-                          publish=publish, rate=rate, continue_from=continue_from, deadline_s=deadline_s).wait()
+        _check("run", unknown)
+        return self._begin(handler, messages, faults=faults, workers=workers, prefetch=prefetch, acknowledge=acknowledge,
+                           queue_type=queue_type, dead_letter=dead_letter, delivery_limit=delivery_limit, max_deliveries=max_deliveries,
+                           publish=publish, rate=rate, continue_from=continue_from, deadline_s=deadline_s).wait()
 
     def start(self, handler: Callable, messages: Iterable[Message], **arguments: Any) -> Live:
         """Begins the same run and returns at once; takes the arguments of `run`."""
-        plan = self._plan(handler, messages, **arguments)
-        live = Live(plan, self._supervise(plan))
-        self._under_way.add(live)
-        return live
+        _check("start", arguments)
+        return self._begin(handler, messages, **arguments)
 
     def sweep(self, handler: Callable, messages: Iterable[Message], depth: int = 1, **arguments: Any) -> Sweep:
         """Runs without a crash to find the steps, then once for each crash point: before and after each step.
 
-        depth=2 kills a second time, at each step that only the recovery takes.
+        depth=2 kills a second time, at each step that only the recovery takes. Takes the other arguments of `run`, but for
+        the faults, and raises as `run` does.
         """
-        messages = list(messages)
+        _check("sweep", arguments, faults="a sweep plans the faults itself")
+        one_of("depth", depth, 1, 2)
+        if not (messages := many("messages", messages, MESSAGES_NOW)):
+            raise PlanError("There is no message to sweep with.", "the list is empty, and without a delivery there is no crash point", MESSAGES_NOW)
         rows = [SweepRow((), self.run(handler, messages, **arguments))]
         known = _steps_of(rows[0].run, attempt=1)
         for first in (where(step) for step in known for where in (crash.before, crash.after)):
@@ -103,10 +108,16 @@ class Lab:
 
         limit: schedules to try at most; a search that was cut off is unknown, unless it found a break
         seed:  draws which orders are tried first; without one the first worker goes as far as it can
-        Takes the other arguments of `run`. Raises as `run` does.
+        Takes the other arguments of `run`, but for the faults. Raises as `run` does.
         """
+        _check("race", arguments, faults="a race plans the order of the steps, and nothing else")
+        positive("workers", workers, int)
+        positive("limit", limit, int)
+        if workers < 2:
+            raise PlanError("A race of one worker proves nothing.", "there is nobody to race with", "Leave `workers` out, or write workers=2.")
+
         def run(order: Sequence[int]) -> Run:
-            return self.start(handler, [message] * workers, workers=workers, order=tuple(order), seed=seed, **arguments).wait()
+            return self._begin(handler, [message] * workers, workers=workers, order=tuple(order), seed=seed, **arguments).wait()
         return Race(ship.name_of(handler), run, limit)
 
     def show(self, verb: str) -> "Plain":
@@ -141,8 +152,14 @@ class Lab:
     def __repr__(self) -> str:
         return f"<Lab on {self.broker}>"
 
+    def _begin(self, handler: Callable, messages: Iterable[Message], **arguments: Any) -> Live:
+        plan = self._plan(handler, messages, **arguments)
+        live = Live(plan, self._supervise(plan))
+        self._under_way.add(live)
+        return live
+
     async def _open(self) -> None:
-        self._session = await Session.open(self._address)
+        self._session = await Session.open(self._address, ANSWER_S)
         self._crew = Crew(self._address)
         self._crew.refill()
 
@@ -170,6 +187,17 @@ class Lab:
         else:
             shutil.copyfile(self._folder / "empty.db", path)
         return plan
+
+
+def _check(verb: str, given: dict[str, Any], **planned: str) -> None:
+    """Raises PlanError for an argument that `verb` does not take; `planned` tells which of those of `run` these are, and why."""
+    for name in given:
+        known = dict.fromkeys(argument for method in (getattr(Lab, verb), Lab.run) for argument, parameter in inspect.signature(method).parameters.items()
+                              if parameter.kind != parameter.VAR_KEYWORD and argument not in ("self", "handler", "message", "messages", *planned))
+        if name not in known:
+            near = difflib.get_close_matches(name, known, 1)
+            raise PlanError(f"lab.{verb} has no argument {name!r}.", planned.get(name) or (f"perhaps {near[0]!r} is meant" if near else "a misspelt name"),
+                            "The arguments are: " + ", ".join(known) + ".")
 
 
 def _steps_of(run: Run, attempt: int) -> list[str]:

@@ -10,7 +10,7 @@ from labkit.faults import Fault
 from labkit.message import Message
 
 
-_MESSAGES, _FAULTS = "Use lab.reminders(5) or [Message(…)].", 'Use faults=[crash.after("ledger.record")] or its like.'
+MESSAGES_NOW, _FAULTS = "Use lab.reminders(5) or [Message(…)].", 'Use faults=[crash.after("ledger.record")] or its like.'
 _MAX_PREFETCH = 65535
 
 
@@ -38,24 +38,27 @@ class Plan:
     files: dict[str, str] = field(init=False, repr=False)
 
     def __post_init__(self):
-        for name, now in (("messages", _MESSAGES), ("faults", _FAULTS)):
-            object.__setattr__(self, name, _many(name, getattr(self, name), now))
-        _one_of("acknowledge", self.acknowledge, "manual", "auto")
-        _one_of("queue_type", self.queue_type, "quorum", "classic")
-        _one_of("publish", self.publish, "first", "while")
+        for name, now in (("messages", MESSAGES_NOW), ("faults", _FAULTS)):
+            object.__setattr__(self, name, many(name, getattr(self, name), now))
+        one_of("acknowledge", self.acknowledge, "manual", "auto")
+        one_of("queue_type", self.queue_type, "quorum", "classic")
+        one_of("publish", self.publish, "first", "while")
         for name in ("workers", "prefetch", "max_deliveries"):
-            _positive(name, getattr(self, name), int)
+            positive(name, getattr(self, name), int)
         for name in ("deadline_s", "rate"):
-            _positive(name, getattr(self, name), (int, float, type(None)) if name == "rate" else (int, float))
-        _one_of("dead_letter", self.dead_letter, True, False)
+            positive(name, getattr(self, name), (int, float, type(None)) if name == "rate" else (int, float))
+        if self.rate is not None and self.publish == "first":
+            raise PlanError(f"rate is {self.rate} with publish='first'.", "what is published first is published as fast as it can be",
+                            'Leave it out, or write publish="while".')
+        one_of("dead_letter", self.dead_letter, True, False)
         if self.prefetch > _MAX_PREFETCH:
             raise PlanError(f"prefetch is {self.prefetch}.", f"AMQP counts up to {_MAX_PREFETCH}", "Write a smaller number.")
         if self.delivery_limit is not None:
-            _positive("delivery_limit", self.delivery_limit, int)
+            positive("delivery_limit", self.delivery_limit, int)
             if self.queue_type != "quorum":
                 raise PlanError(f"delivery_limit is {self.delivery_limit} on a {self.queue_type} queue.", "only quorum queues count deliveries",
                                 'Leave it out, or write queue_type="quorum".')
-        _only("messages", self.messages, Message, _MESSAGES)
+        _only("messages", self.messages, Message, MESSAGES_NOW)
         _only("faults", self.faults, Fault, _FAULTS)
         for fault in self.faults:
             if isinstance(fault.message, int) and fault.message > len(self.messages):
@@ -78,17 +81,20 @@ class Plan:
         return {"handler": ship.name_of(self.handler), **{name: getattr(self, name) for name in names}}
 
 
-def _one_of(name: str, value: Any, *choices: str) -> None:
+def one_of(name: str, value: Any, *choices: Any) -> None:
+    """Raises PlanError for a value that is none of the choices."""
     if value not in choices:
         raise PlanError(f"{name} is {value!r}.", "it is none of " + ", ".join(map(repr, choices)), f"Write {name}={choices[0]!r}.")
 
 
-def _positive(name: str, value: Any, kinds: Any) -> None:
+def positive(name: str, value: Any, kinds: Any) -> None:
+    """Raises PlanError for a value that is no positive number of these kinds."""
     if not isinstance(value, kinds) or isinstance(value, bool) or (value is not None and not value > 0):
         raise PlanError(f"{name} is {value!r}.", "it must be a positive number", f"Leave it out, or write {name}=1.")
 
 
-def _many(name: str, values: Any, now: str) -> tuple:
+def many(name: str, values: Any, now: str) -> tuple:
+    """Returns the values as a tuple. Raises PlanError when they are no list, or its like."""
     try:
         return tuple(values)
     except TypeError:

@@ -48,9 +48,10 @@ class Sweep:
 
     @property
     def verdict(self) -> str:
-        """"broken" if any row is, else "unknown" if any row is, else "holds"."""
+        """"broken" if any row is, else "unknown" if any row is, or there is no crash point, else "holds"."""
         verdicts = {row.verdict for row in self.rows}
-        return next(verdict for verdict in ("broken", "unknown", "holds") if verdict in verdicts)
+        found = next(verdict for verdict in ("broken", "unknown", "holds") if verdict in verdicts)
+        return "unknown" if found == "holds" and len(self.rows) == 1 else found
 
     @property
     def why(self) -> str:
@@ -58,7 +59,9 @@ class Sweep:
         points = len(self.rows) - 1
         if self.verdict == "holds":
             return f"at each of {points} crash points, every effect is accounted for"
-        row = next(row for row in self.rows if row.verdict == self.verdict)
+        row = next((row for row in self.rows if row.verdict == self.verdict), None)
+        if row is None:
+            return "the run without a crash showed no step, so there was no crash point to try"
         bad = sum(row.verdict == self.verdict for row in self.rows[1:])
         return f"{row.point}: {row.run.why} ({bad} of {points} crash points are {self.verdict})"
 

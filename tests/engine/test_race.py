@@ -4,7 +4,7 @@ import os
 
 import pytest
 
-from labkit import HandlerError
+from labkit import HandlerError, PlanError, crash
 
 
 def look_then_record(delivery, shop):
@@ -102,3 +102,11 @@ def test_a_worker_that_raises_while_racing_is_told(lab, message):
         raise ValueError("no")
     race = lab.race(refuse, message)
     assert race.counts["terminal"] == race.total
+
+
+@pytest.mark.parametrize(("arguments", "told"), [
+    ({"faults": [crash.after("ack")]}, "a race plans the order of the steps"), ({"order": (1, 2)}, "no argument 'order'"),
+    ({"limits": 5}, "perhaps 'limit'"), ({"workers": 1}, "nobody to race with"), ({"workers": "2"}, "workers is '2'"), ({"limit": 0}, "limit is 0")])
+def test_a_race_that_cannot_be_carried_out_is_refused(lab, message, arguments, told):
+    with pytest.raises(PlanError, match=told):
+        lab.race(record_once, message, **arguments)

@@ -271,10 +271,16 @@ def test_the_same_run_gives_the_same_trail(lab):
 @pytest.mark.parametrize("arguments", [{"workers": 0}, {"acknowledge": "maybe"}, {"queue_type": "stream"}, {"publish": "never"},
                                        {"prefetch": 70_000}, {"dead_letter": "no"}, {"delivery_limit": "2"}, {"delivery_limit": -1},
                                        {"delivery_limit": 2, "queue_type": "classic"}, {"faults": crash.after("ack")}, {"continue_from": 3},
-                                       {"faults": [fail("ack", ValueError(threading.Lock()))]}, {"deadline_s": float("nan")}, {"deadline_s": -1}, {"faults": ["crash"]}, {"faults": [crash.after("ack", message=9)]}])
+                                       {"rate": 5}, {"faults": [fail("ack", ValueError(threading.Lock()))]}, {"deadline_s": float("nan")}, {"deadline_s": -1}, {"faults": ["crash"]}, {"faults": [crash.after("ack", message=9)]}])
 def test_a_plan_that_cannot_be_carried_out_is_refused(lab, arguments):
     with pytest.raises(PlanError):
         lab.run(handlers.once_then_ack, lab.reminders(2), **arguments)
+
+
+@pytest.mark.parametrize("verb", ["run", "start"])
+def test_an_argument_that_is_not_known_is_refused_with_the_likely_one_and_all_of_them(lab, verb):
+    with pytest.raises(PlanError, match=f"lab.{verb} has no argument 'worker'.\nLikely cause: perhaps 'workers' is meant\nWhat now: .*faults, workers, prefetch"):
+        getattr(lab, verb)(handlers.once_then_ack, lab.reminders(1), worker=2)
 
 
 @pytest.mark.parametrize("messages", [None, 5, Message("one"), ["one"]])

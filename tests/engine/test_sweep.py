@@ -1,4 +1,8 @@
 """The sweep: every crash point once, and with depth 2 the steps that only the recovery takes."""
+import pytest
+
+from labkit import PlanError
+from tests import tape
 from tests.engine import handlers
 
 
@@ -40,3 +44,16 @@ def test_depth_two_kills_again_where_only_the_recovery_goes(lab):
         "after ledger.record, then before reject", "after ledger.record, then after reject",
         "before ack, then before reject", "before ack, then after reject"}
     assert all(row.run.facts.fired == [1] * len(row.faults) for row in sweep.rows)
+
+
+def test_a_sweep_without_a_crash_point_proves_nothing():
+    sweep = tape.sweep("no step", no_crash=tape.Tape().run([1]))
+    assert (sweep.verdict, sweep.why) == ("unknown", "the run without a crash showed no step, so there was no crash point to try")
+
+
+@pytest.mark.parametrize(("messages", "arguments", "told"), [
+    (0, {}, "There is no message to sweep with"), (1, {"faults": []}, "a sweep plans the faults itself"),
+    (1, {"dept": 2}, "no argument 'dept'.\nLikely cause: perhaps 'depth'"), (1, {"depth": 3}, "depth is 3")])
+def test_a_sweep_that_cannot_be_carried_out_is_refused(lab, messages, arguments, told):
+    with pytest.raises(PlanError, match=told):
+        lab.sweep(handlers.once_then_ack, lab.reminders(messages), **arguments)
