@@ -14,7 +14,7 @@ _PUBLIC = {
     # what it gives back
     "Run": "result", "Sweep": "sweep", "STEPS": "steps", "STATUSES": "result",
     # the errors
-    "LabError": "errors", "BrokerError": "errors", "HandlerError": "errors", "PlanError": "errors", "WorkerError": "errors",
+    "LabError": "errors", "BrokerError": "errors", "HandlerError": "errors", "LedgerError": "errors", "PlanError": "errors", "WorkerError": "errors",
 }
 
 __all__ = list(_PUBLIC)

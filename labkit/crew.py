@@ -123,12 +123,12 @@ class WorkerProcess:
 class ForkServer:
     """The kernel's end of the fork server."""
 
-    def __init__(self, address: Address):
+    def __init__(self, address: Address, preload: str):
         self._socket, theirs = socket.socketpair()
         environment = {name: value for name, value in os.environ.items() if name != "LABKIT_AMQP_URL"}
         root = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
         environment["PYTHONPATH"] = os.pathsep.join(filter(None, (root, environment.get("PYTHONPATH"))))
-        self._process = subprocess.Popen([sys.executable, "-m", "labkit.forkserver", str(theirs.fileno()), str(os.getpid())],
+        self._process = subprocess.Popen([sys.executable, "-m", "labkit.forkserver", str(theirs.fileno()), str(os.getpid()), preload],
                                          pass_fds=(theirs.fileno(),), env=environment, stdin=subprocess.DEVNULL)
         theirs.close()
         self._socket.sendall(link.encode(topology.wire(address)))
@@ -149,8 +149,9 @@ class ForkServer:
 class Crew:
     """Standbys that are connected, and the way to get a worker."""
 
-    def __init__(self, address: Address):
-        self._server, self._address, self._standbys = ForkServer(address), address, []
+    def __init__(self, address: Address, preload: str):
+        """preload: a module that every worker needs, loaded once for all of them."""
+        self._server, self._address, self._standbys = ForkServer(address, preload), address, []
 
     def take(self, via: Address | None = None) -> WorkerProcess:
         """Returns a worker process, connected or about to be; by another address, `via`, where one is given."""

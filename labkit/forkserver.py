@@ -1,12 +1,13 @@
 """The fork server: one small single-threaded process that has pika loaded and forks workers in milliseconds.
 
-It is exec'd by the kernel (`python -m labkit.forkserver FD PID`), is told the broker's address once, then takes one
+It is exec'd by the kernel (`python -m labkit.forkserver FD PID MODULE`), is told the broker's address once, then takes one
 request a byte over a socket, reaps every worker and reports its exit status, kills what a dead worker left in its
 process group, and ends, with all workers, as soon as the kernel is gone.
 """
 
 import ctypes
 import gc
+import importlib
 import os
 import select
 import selectors
@@ -30,6 +31,7 @@ def main() -> None:
     wake_write.setblocking(False)
     signal.set_wakeup_fd(wake_write.fileno())
     signal.signal(signal.SIGCHLD, lambda *_: None)
+    importlib.import_module(sys.argv[3])
     _warm_up(requests)
     with selectors.DefaultSelector() as selector:
         selector.register(requests, selectors.EVENT_READ)

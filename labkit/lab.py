@@ -12,11 +12,11 @@ import weakref
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-from labkit import controller, ledger, message as samples, ship, topology
+from labkit import controller, databases, message as samples, ship, topology
 from labkit.amqp import ANSWER_S, Session
 from labkit.broker import Broker, find
 from labkit.crew import Crew
-from labkit.errors import PlanError
+from labkit.errors import LedgerError, PlanError
 from labkit.faults import Fault, crash
 from labkit.live import Live
 from labkit.message import Message
@@ -32,25 +32,27 @@ from labkit.sweep import Sweep, SweepRow
 class Lab:
     """A broker, standby workers and a place for ledgers.
 
+    ledger:    "postgresql://user:password@host/database" keeps the ledgers there; without it each is an SQLite file
     private:   a RabbitMQ node of its own, which may be killed, instead of the one shared by open notebooks
     settings:  RabbitMQ application settings of such a node, as {"consumer_timeout": 3000}
     broker:    one that `labkit.broker.find` has found already, and that somebody else gives back
     quiet:     does not print which broker is used
-    Raises BrokerError when there is no broker to be had.
+    Raises BrokerError when there is no broker to be had, LedgerError when there is no such database.
     """
 
     reminders = staticmethod(samples.reminders)
     shipments = staticmethod(samples.shipments)
     status_events = staticmethod(samples.status_events)
 
-    def __init__(self, *, private: bool = False, settings: dict[str, Any] | None = None, broker: Broker | None = None, quiet: bool = False):
+    def __init__(self, *, ledger: str | None = None, private: bool = False, settings: dict[str, Any] | None = None,
+                 broker: Broker | None = None, quiet: bool = False):
+        self._folder = pathlib.Path(tempfile.mkdtemp(prefix="run-", dir=runs()))
+        self._home = databases.home(ledger, self._folder)
         self.broker = broker or find(private=private, settings=settings)
         self._borrowed = broker is not None
         self._address = self.broker.address
         self._prefix, self._runs = f"labkit.{uuid.uuid4().hex[:8]}", 0
         self._process, self._under_way = os.getpid(), weakref.WeakSet()
-        self._folder = pathlib.Path(tempfile.mkdtemp(prefix="run-", dir=runs()))
-        ledger.create(self._folder / "empty.db")
         self._session: Session | None = None
         self._crew: Crew | None = None
         controller.carry_out(self._open())
@@ -60,21 +62,22 @@ class Lab:
 
     def run(self, handler: Callable, messages: Iterable[Message], *, faults: Sequence[Fault] = (), workers: int = 1, prefetch: int = 1,
             acknowledge: str = "manual", queue_type: str = "quorum", dead_letter: bool = True, delivery_limit: int | None = None,
-            max_deliveries: int = 20, publish: str = "first", rate: float | None = None, continue_from: Run | None = None,
+            max_deliveries: int = 20, forget_after: int | None = None, publish: str = "first", rate: float | None = None, continue_from: Run | None = None,
             deadline_s: float = 15, **unknown: Any) -> Run:
         """Publishes the messages, lets workers handle them under the planned faults, and returns the judged run.
 
         acknowledge:     "manual", or "automatic" acknowledgement with "auto"
         delivery_limit:  the broker's own limit of redeliveries, on quorum queues
         max_deliveries:  the run stops when one message is handed out more often
+        forget_after:    the ledger keeps so many effect keys, the newest, and forgets older ones; None keeps all
         publish:         all messages "first", or "while" the workers run, `rate` messages a second
         continue_from:   goes on with the ledger of an earlier run
         deadline_s:      seconds after which the run is ended, and its verdict unknown
-        Raises PlanError, HandlerError or BrokerError; what happens inside the handler is in the run.
+        Raises PlanError, HandlerError, LedgerError or BrokerError; what happens inside the handler is in the run.
         """
         _check("run", unknown)
         return self._begin(handler, messages, faults=faults, workers=workers, prefetch=prefetch, acknowledge=acknowledge,
-                           queue_type=queue_type, dead_letter=dead_letter, delivery_limit=delivery_limit, max_deliveries=max_deliveries,
+                           queue_type=queue_type, dead_letter=dead_letter, delivery_limit=delivery_limit, max_deliveries=max_deliveries, forget_after=forget_after,
                            publish=publish, rate=rate, continue_from=continue_from, deadline_s=deadline_s).wait()
 
     def start(self, handler: Callable, messages: Iterable[Message], **arguments: Any) -> Live:
@@ -139,6 +142,7 @@ class Lab:
             self._crew = None
             if self._session:
                 controller.loop().call_soon_threadsafe(self._session.close)
+            self._home.close()
             shutil.rmtree(self._folder, ignore_errors=True)
             if not self._borrowed:
                 self.broker.release()
@@ -160,7 +164,7 @@ class Lab:
 
     async def _open(self) -> None:
         self._session = await Session.open(self._address, ANSWER_S)
-        self._crew = Crew(self._address)
+        self._crew = Crew(self._address, type(self._home).__module__)
         self._crew.refill()
 
     async def _supervise(self, plan: Plan):
@@ -174,19 +178,22 @@ class Lab:
     def _plan(self, handler: Callable, messages: Iterable[Message], *, continue_from: Run | None = None, **arguments: Any) -> Plan:
         if self._crew is None:
             raise PlanError("This lab is closed.", "`lab.close()` was called", "Make a new one: lab = Lab().")
-        path = self._folder / f"ledger-{uuid.uuid4().hex[:8]}.db"
-        plan = Plan(handler, messages, os.fspath(path), **arguments)
+        plan = Plan(handler, messages, self._ledger(continue_from), **arguments)
         if self._address.tls and any(fault.kind == "lose" for fault in plan.faults):
             raise PlanError("Nothing can be lost on the way to this broker.", "the connection is encrypted, so the relay cannot read it",
                             "Use a broker on this machine, without TLS.")
-        if continue_from is not None:
-            if not (isinstance(continue_from, Run) and continue_from.ledger and os.path.exists(continue_from.ledger)):
-                raise PlanError("There is no ledger to go on with.", "continue_from is no run, or its lab was closed, which removes the ledger",
-                                "Use a run of a lab that is open, or one that was saved: Run.load(folder).")
-            ledger.copy(continue_from.ledger, path)
-        else:
-            shutil.copyfile(self._folder / "empty.db", path)
         return plan
+
+    def _ledger(self, continue_from: Run | None) -> Any:
+        if continue_from is None:
+            return self._home.new()
+        if isinstance(continue_from, Run) and continue_from.ledger:
+            try:
+                return self._home.new(continue_from.ledger)
+            except LedgerError:
+                pass
+        raise PlanError("There is no ledger to go on with.", "continue_from is no run, or its lab was closed, which removes the ledger",
+                        "Use a run of a lab that is open, or one that was saved: Run.load(folder).")
 
 
 def _check(verb: str, given: dict[str, Any], **planned: str) -> None:

@@ -1,12 +1,14 @@
 """A run that is under way: it can be looked at, hurt, stopped and waited for."""
 
+import asyncio
 import sqlite3
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from dataclasses import replace
+from typing import Any
 
 from labkit import controller, ledger
 from labkit.result import Facts, Run
-from labkit.errors import PlanError
+from labkit.errors import LedgerError, PlanError
 from labkit.plan import Plan
 
 
@@ -15,7 +17,7 @@ class Live:
 
     def __init__(self, plan: Plan, supervisor: Coroutine):
         self._plan, self._supervisor, self._run = plan, None, None
-        self._inherited = ledger.count_effects(plan.ledger)
+        self._inherited = ledger.count_effects_so_far(plan.ledger)
         self._work = controller.Work(self._carry_out(supervisor))
 
     @property
@@ -53,19 +55,23 @@ class Live:
     async def _carry_out(self, supervisor: Coroutine) -> Run:
         self._supervisor = await supervisor
         facts = await self._supervisor.carry_out()
-        return self._judged(self._supervisor.events, facts)
+        return self._judged(self._supervisor.events, facts, await asyncio.to_thread(_ask, ledger.count_effects, self._plan.ledger))
 
     def _so_far(self) -> Run:
         events, fired, where = controller.carry_out(self._look())
         return self._judged(events, Facts(self._plan.settings(), [str(fault) for fault in self._plan.faults], fired, None, where,
-                                          "stopped", "the run is under way"))
+                                          "stopped", "the run is under way"), _ask(ledger.count_effects_so_far, self._plan.ledger))
 
     async def _look(self) -> tuple[list, list, dict]:
         return self._supervisor.look() if self._supervisor else ([], [], {})
 
-    def _judged(self, events: list, facts: Facts) -> Run:
-        try:
-            effects = ledger.count_effects(self._plan.ledger)
-        except sqlite3.Error:
-            effects = None                            # every status is then unknown
+    def _judged(self, events: list, facts: Facts, effects: dict[str, int] | None) -> Run:
         return Run(list(self._plan.messages), events, replace(facts, effects=effects, inherited=self._inherited), self._plan.ledger)
+
+
+def _ask(count: Callable, place: Any) -> dict[str, int] | None:
+    """Returns the effects; None, which makes every status unknown, when the ledger is away."""
+    try:
+        return count(place)
+    except (LedgerError, sqlite3.Error):              # its file may be there, and hold no ledger any more
+        return None

@@ -1,17 +1,17 @@
 """What each labkit verb is in plain pika or SQL, so that what is learned here works elsewhere."""
 
-from labkit import ledger
+from labkit import sql
 from labkit.errors import PlanError
 
 _PLAIN = {
     "ack": ("pika", "channel.basic_ack(method.delivery_tag)"),
     "nack": ("pika", "channel.basic_nack(method.delivery_tag, requeue=True)"),
     "reject": ("pika", "channel.basic_reject(method.delivery_tag, requeue=False)"),
-    "receive": ("pika, then SQL", "channel.basic_qos(prefetch_count=1)\nchannel.basic_consume(queue, on_message, auto_ack=False)\n\n" + ledger.LOG_DELIVERY.strip()),
-    "ledger.record": ("SQL", ledger.RECORD),
-    "ledger.record_once": ("SQL", f"BEGIN IMMEDIATE;\n{ledger.CLAIM_KEY};\n-- one row changed: the key is new\n{ledger.RECORD};\nCOMMIT;"),
-    "ledger.find": ("SQL", ledger.FIND),
-    "ledger.remember": ("SQL", ledger.REMEMBER),
+    "receive": ("pika, then SQL", "channel.basic_qos(prefetch_count=1)\nchannel.basic_consume(queue, on_message, auto_ack=False)\n\n" + sql.LOG_DELIVERY.strip()),
+    "ledger.record": ("SQL", sql.RECORD),
+    "ledger.record_once": ("SQL", f"BEGIN IMMEDIATE;\n{sql.CLAIM_KEY};\n-- one row changed: the key is new\n{sql.RECORD};\nCOMMIT;"),
+    "ledger.find": ("SQL", sql.FIND),
+    "ledger.remember": ("SQL", sql.REMEMBER),
     "ledger.transaction": ("SQL", "BEGIN IMMEDIATE;\n-- your statements\nCOMMIT;  -- or ROLLBACK;"),
 }
 

@@ -16,11 +16,11 @@ _MAX_PREFETCH = 65535
 
 @dataclass(frozen=True)
 class Plan:
-    """What is to be run; see `Lab.run`. `blob` and `files` are the handler as it travels; `ledger` is the database's path."""
+    """What is to be run; see `Lab.run`. `blob` and `files` are the handler as it travels; `ledger` is the place of the ledger."""
 
     handler: Callable
     messages: Iterable[Message]
-    ledger: str
+    ledger: Any
     faults: Sequence[Fault] = ()
     workers: int = 1
     prefetch: int = 1
@@ -29,6 +29,7 @@ class Plan:
     dead_letter: bool = True
     delivery_limit: int | None = None
     max_deliveries: int = 20
+    forget_after: int | None = None
     publish: str = "first"
     rate: float | None = None
     deadline_s: float = 15
@@ -50,6 +51,8 @@ class Plan:
         if self.rate is not None and self.publish == "first":
             raise PlanError(f"rate is {self.rate} with publish='first'.", "what is published first is published as fast as it can be",
                             'Leave it out, or write publish="while".')
+        if self.forget_after is not None:
+            positive("forget_after", self.forget_after, int)
         one_of("dead_letter", self.dead_letter, True, False)
         if self.prefetch > _MAX_PREFETCH:
             raise PlanError(f"prefetch is {self.prefetch}.", f"AMQP counts up to {_MAX_PREFETCH}", "Write a smaller number.")
@@ -71,13 +74,18 @@ class Plan:
         object.__setattr__(self, "files", ship.files(self.handler))
 
     @property
+    def consumer(self) -> str:
+        """The name of the consumer, whose inbox the ledger remembers messages in: the handler's."""
+        return ship.name_of(self.handler)
+
+    @property
     def automatic(self) -> bool:
         """Tells whether the broker counts a delivery as settled when it is sent."""
         return self.acknowledge == "auto"
 
     def settings(self) -> dict[str, Any]:
         """Returns what shaped the run, as JSON values, for its result."""
-        names = ("workers", "prefetch", "acknowledge", "queue_type", "dead_letter", "delivery_limit", "max_deliveries", "publish")
+        names = ("workers", "prefetch", "acknowledge", "queue_type", "dead_letter", "delivery_limit", "max_deliveries", "forget_after", "publish")
         return {"handler": ship.name_of(self.handler), **{name: getattr(self, name) for name in names}}
 
 

@@ -9,12 +9,14 @@ import os
 import pathlib
 from collections import Counter, defaultdict
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from typing import Any
 
-from labkit import account, ledger, steps
-from labkit.errors import PlanError
+from labkit import account, steps
+from labkit.databases import SqlitePlace
+from labkit.errors import LedgerError, PlanError
 from labkit.message import Message
 from labkit.trace import Event
 
@@ -62,7 +64,7 @@ class Facts:
 class Run:
     """One run, over. `verdict` and `why` say what it proves; `counts` and `trail` show it; `plot` draws it."""
 
-    def __init__(self, messages: list[Message], events: list[Event], facts: Facts, ledger: str | os.PathLike | None = None):
+    def __init__(self, messages: list[Message], events: list[Event], facts: Facts, ledger: Any = None):
         self.messages, self.events, self.facts, self.ledger = messages, events, facts, ledger
         if sum(self.counts[status] for status in STATUSES) != self.counts["keys"]:
             raise AssertionError(f"the statuses do not add up to the keys: {self.counts}")
@@ -117,6 +119,12 @@ class Run:
                             "The keys are: " + ", ".join(list(self._positions)[:10]) + ".")
         return Trail(self, effect_key)
 
+    def query(self, statement: str, parameters: tuple = ()) -> list[tuple]:
+        """Asks the run's ledger in SQL, with ? for each parameter, and returns the rows. Read-only. Raises LedgerError when it is gone."""
+        if not self.ledger:
+            raise LedgerError("This run has no ledger.", "it was made without one", "Ask a run that `lab.run` returned.")
+        return self.ledger.query(statement, parameters)
+
     def plot(self, ax=None):
         """Draws the run: the trail of its most telling key for a few keys, deliveries against effects for many."""
         from labkit import plots
@@ -130,8 +138,9 @@ class Run:
         folder.mkdir(parents=True, exist_ok=True)
         if any(folder.iterdir()):
             raise PlanError(f"The folder {folder.name} is not empty.", "a run was saved there before", "Name another folder.")
-        if self.ledger and os.path.exists(self.ledger):
-            ledger.copy(self.ledger, folder / "ledger.db")
+        if self.ledger:
+            with suppress(LedgerError):               # it is gone; what was counted in it is in run.json
+                self.ledger.save(folder / "ledger.db")
         with open(folder / "events.jsonl", "w") as file:
             file.writelines(json.dumps(asdict(event)) + "\n" for event in self.events)
         (folder / "run.json").write_text(json.dumps({"messages": [message.as_dict() for message in self.messages],
@@ -147,7 +156,7 @@ class Run:
             events = [Event(**json.loads(line)) for line in open(folder / "events.jsonl")]
             facts = data["facts"]
             facts["where"] = facts["where"] and {int(position): where for position, where in facts["where"].items()}
-            return cls([Message(**message) for message in data["messages"]], events, Facts(**facts), folder / "ledger.db")
+            return cls([Message(**message) for message in data["messages"]], events, Facts(**facts), SqlitePlace(folder / "ledger.db"))
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise PlanError(f"There is no saved run in {folder.name}.", f"{type(error).__name__}: {error}",
                             "Name the folder that was given to `run.save`.") from None

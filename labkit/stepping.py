@@ -6,11 +6,11 @@ A worker that finds the ledger locked by another waits: that is no step, and it 
 
 import pickle
 import random
-import sqlite3
 from collections.abc import Callable, Sequence
 from typing import Any
 
 from labkit import steps
+from labkit.errors import LedgerLocked
 from labkit.firing import Firing
 from labkit.seat import Seat
 
@@ -68,7 +68,7 @@ class Stepping(Firing):
             self._standing.pop(goes).process.tell({"t": "answer", "do": "go"})
         elif self._waiting:                           # for each other, as a database would tell one of them
             _, seat = self._waiting.popitem()
-            seat.process.tell({"t": "answer", "do": "raise"}, pickle.dumps(sqlite3.OperationalError("database is locked")))
+            seat.process.tell({"t": "answer", "do": "raise"}, pickle.dumps(LedgerLocked()))
 
     def _draw(self, can: list[int]) -> int:
         return can[0] if self._seed is None else random.Random(f"{self._seed} {self.choices}").choice(can)

@@ -131,7 +131,7 @@ class Supervisor:
         fill = len(self.account.outstanding) if plan.automatic and plan.workers == 1 and self._publisher.done else 0
         process.give({"queue": self._publisher.work, "prefetch": plan.prefetch, "automatic": plan.automatic, "fill": fill,
                       "max_deliveries": plan.max_deliveries,
-                      "armed": self.firing.armed, "ledger": plan.ledger, "worker": seat.number, "folder": os.getcwd(), "path": sys.path}, plan.blob)
+                      "armed": self.firing.armed, "ledger": plan.ledger.wire, "consumer": plan.consumer, "forget_after": plan.forget_after, "worker": seat.number, "folder": os.getcwd(), "path": sys.path}, plan.blob)
         if process.exit_status is not None:
             self._bury(seat)
 

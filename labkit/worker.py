@@ -21,12 +21,14 @@ import cloudpickle  # noqa: F401  (the fork server loads it once for all workers
 import pika
 
 from labkit import leavings, link, steps
+from labkit.access import Access
 from labkit.delivery import BROKEN, Delivery
-from labkit.errors import told
+from labkit.errors import LedgerError, told
 from labkit.ledger import Ledger
 from labkit.message import POSITION_HEADER, Message
 from labkit.origin import learner_frames
 from labkit.shop import Shop
+from labkit.status import Status
 from labkit.topology import connect
 from labkit.trace import Writer
 
@@ -36,9 +38,6 @@ def main(line_fd: int, trace_fd: int) -> None:
     sys.stdout.reconfigure(line_buffering=True)       # what was printed before a kill is seen
     faulthandler.register(signal.SIGUSR1, file=sys.stderr, all_threads=True)
     Worker(socket.socket(fileno=line_fd), Writer(trace_fd)).run()
-
-
-_CONSUMER = "workbook"                                # whose inbox the ledger remembers messages in
 
 
 class Worker:
@@ -52,6 +51,7 @@ class Worker:
         self._connection = self._channel = None
         self._inbox: collections.deque = collections.deque()
         self._current: Delivery | None = None
+        self._access: Access | None = None
         self._count = 0
         self._private_fds: set[int] = set()
         self._is_copy = False
@@ -87,8 +87,8 @@ class Worker:
         except Exception as error:
             self._tell(t="unusable", error=told(error))
             return
-        self._ledger = Ledger(job["ledger"], self._gate, lambda: self._current, _CONSUMER)
-        self._shop = Shop(self._ledger)
+        self._access = Access(job["ledger"], self._gate, lambda: self._current)
+        self._shop = Shop(Ledger(self._access, job["consumer"], job["forget_after"]), Status(self._access))
         while not self._stopping:
             try:
                 self._subscribe()
@@ -100,7 +100,7 @@ class Worker:
                 self._connect()
         if not self._may_stay or not self._is_clean():
             self._fence_and_leave()
-        self._ledger.close()
+        self._access.close()
         sys.stdout.flush()
         try:
             self._channel.close()                     # a round trip: the broker has handled what was sent, or says what was wrong with it
@@ -163,7 +163,7 @@ class Worker:
         try:
             with self._gate.step(steps.RECEIVE, delivery, message_id=message.message_id, effect_key=message.effect_key,
                                  position=position, tag=delivery.tag, redelivered=delivery.redelivered) as passage:
-                delivery.attempt = passage.outcome = self._ledger.log_delivery(message.message_id, message.effect_key, self._job["worker"])
+                delivery.attempt = passage.outcome = self._shop.ledger.log_delivery(message.message_id, message.effect_key, self._job["worker"])
             if delivery.attempt > self._job["max_deliveries"]:
                 self._tell(t="idle", handled=self._count)         # the supervisor ends the run at what it reads in the trace
                 while not self._stopping:
@@ -182,7 +182,8 @@ class Worker:
             if not isinstance(error, Exception):      # SystemExit, KeyboardInterrupt: the process ends by it
                 self._fence_and_leave(getattr(error, "code", 1))
             if not delivery.settled and self._channel.is_open:
-                delivery.reject(requeue=False)
+                # without the ledger nothing is known of this message, so it goes back, as often as its queue allows
+                delivery.reject(requeue=delivery.attempt is None and isinstance(error, LedgerError))
         finally:
             self._current = None
             self._left_open |= not delivery.settled
@@ -251,6 +252,6 @@ class Worker:
         """In a child that the handler forks: writes no trace, and keeps nothing that would hold this worker's connection open."""
         self._is_copy, self._gate.write = True, lambda *_: None
         nowhere = os.open(os.devnull, os.O_RDWR)
-        for fd in self._private_fds:
+        for fd in {*self._private_fds, *filter(None, [self._access.fileno()])} if self._access else self._private_fds:
             os.dup2(nowhere, fd, inheritable=False)
         os.close(nowhere)

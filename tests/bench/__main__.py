@@ -3,6 +3,7 @@
     .venv/bin/python -m tests.bench
 """
 
+import os
 import resource
 import statistics
 import subprocess
@@ -10,7 +11,7 @@ import sys
 import time
 from collections.abc import Callable
 
-from labkit import Lab, crash, ledger
+from labkit import Lab, crash
 from tests.bench.bare import QUORUM, Bare
 
 ROUNDS, MESSAGES, MANY = 40, 5_000, 50_000
@@ -61,9 +62,8 @@ def one_kill(lab: Lab, bare: Bare) -> None:
 def throughput(lab: Lab, bare: Bare) -> None:
     """(2): messages a second while consuming; labkit's from its first to its last event, without publishing."""
     ours, theirs = [], []
-    for n in range(3):
-        queue, path = lab.queue("bench-many"), lab._folder / f"bare-{n}.db"
-        ledger.create(path)
+    for _ in range(3):
+        queue, path = lab.queue("bench-many"), os.fspath(lab._home.new())
         bare.channel.queue_declare(queue, durable=True, arguments=QUORUM)
         bare._publish(queue, MESSAGES)
         theirs.append(MESSAGES / seconds(lambda: bare.consume(queue, MESSAGES, path)))

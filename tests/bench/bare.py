@@ -1,5 +1,6 @@
 """The same work on the same messages in bare pika and sqlite3, as a person would write it in a script: what labkit is measured against."""
 
+import hashlib
 import json
 import os
 import signal
@@ -8,7 +9,9 @@ import tempfile
 
 import pika
 
-from labkit import ledger
+from labkit import sql
+from labkit.databases.sqlite import SqliteHome
+from labkit.ledger import count_effects
 from labkit.message import POSITION_HEADER, reminders
 from labkit.topology import work_arguments
 
@@ -27,14 +30,13 @@ class Bare:
         """One message, one worker forked and killed between effect and ack, a second one forked that settles it."""
         self.channel.queue_declare(queue, durable=True, arguments=QUORUM)
         with tempfile.TemporaryDirectory() as folder:
-            path = os.path.join(folder, "ledger.db")
-            ledger.create(path)
+            place = SqliteHome(folder).new()
             self._publish(queue, 1)
             for _ in range(2):
                 if not (pid := os.fork()):
-                    self._work(queue, path)
+                    self._work(queue, os.fspath(place))
                 os.waitpid(pid, 0)
-            assert ledger.count_effects(path) == {"invoice-1:reminder": 2}
+            assert count_effects(place) == {"invoice-1:reminder": 2}
         self.channel.queue_delete(queue)
 
     def consume(self, queue: str, count: int, path: str) -> None:
@@ -47,11 +49,12 @@ class Bare:
 
         def handle(channel, method, properties, body):
             nonlocal left
-            key = json.loads(body)["effect_key"]
-            database.execute(ledger.LOG_DELIVERY, (properties.message_id, key, 1, properties.message_id)).fetchone()
+            message = json.loads(body)
+            key, asked = message["effect_key"], json.dumps(message["payload"], sort_keys=True)
+            database.execute(sql.LOG_DELIVERY, (properties.message_id, key, 1, properties.message_id)).fetchone()
             database.execute("BEGIN IMMEDIATE")
-            if database.execute(ledger.CLAIM_KEY, (key,)).rowcount:
-                database.execute(ledger.RECORD, (key, json.dumps({})))
+            if database.execute(sql.CLAIM_KEY, (key, hashlib.sha256(asked.encode()).hexdigest()[:16])).rowcount:
+                database.execute(sql.RECORD, (key, json.dumps({})))
             database.execute("COMMIT")
             channel.basic_ack(method.delivery_tag)
             left -= 1
@@ -73,8 +76,8 @@ class Bare:
         database = sqlite3.connect(path, isolation_level=None)
         for method, properties, body in channel.consume(queue):
             key = json.loads(body)["effect_key"]
-            database.execute(ledger.LOG_DELIVERY, (properties.message_id, key, 1, properties.message_id)).fetchone()
-            database.execute(ledger.RECORD, (key, "{}"))
+            database.execute(sql.LOG_DELIVERY, (properties.message_id, key, 1, properties.message_id)).fetchone()
+            database.execute(sql.RECORD, (key, "{}"))
             if not method.redelivered:
                 os.kill(os.getpid(), signal.SIGKILL)
             channel.basic_ack(method.delivery_tag)

@@ -5,8 +5,11 @@ import tempfile
 
 import pytest
 
-from labkit import Message, PlanError, ledger, link, steps
+from labkit import Message, PlanError, link, steps
+from labkit.access import Access
 from labkit.account import Account
+from labkit.databases.sqlite import SqliteHome
+from labkit.ledger import Ledger, count_effects
 from labkit.trace import CHUNK, Event, Reader, Writer
 
 
@@ -125,30 +128,29 @@ def test_a_dead_letter_heard_of_before_its_reject_stays_dead_lettered():
 
 @pytest.fixture
 def books(tmp_path):
-    path = tmp_path / "ledger.db"
-    ledger.create(path)
+    place = SqliteHome(tmp_path).new()
     gate = steps.Gate(lambda *_: None, lambda *_: None, ())
-    return ledger.Ledger(path, gate, lambda: None, "tests"), path
+    return Ledger(Access(place.wire, gate, lambda: None), "tests"), place
 
 
 def test_record_once_refuses_the_second_and_record_does_not(books):
-    shop_ledger, path = books
+    shop_ledger, place = books
     assert [shop_ledger.record_once("a"), shop_ledger.record_once("a")] == ["recorded", "duplicate"]
     shop_ledger.record("b")
     shop_ledger.record("b")
-    assert ledger.count_effects(path) == {"a": 1, "b": 2}
+    assert count_effects(place) == {"a": 1, "b": 2}
 
 
 def test_a_transaction_is_all_or_nothing(books):
-    shop_ledger, path = books
+    shop_ledger, place = books
     with pytest.raises(ZeroDivisionError), shop_ledger.transaction():
         shop_ledger.record_once("a")
         shop_ledger.remember("m-1")
         1 / 0
-    assert (ledger.count_effects(path), shop_ledger.remember("m-1")) == ({}, "new")
+    assert (count_effects(place), shop_ledger.remember("m-1")) == ({}, "new")
     with shop_ledger.transaction():
         shop_ledger.record_once("a")
-    assert (ledger.count_effects(path), shop_ledger.find("a"), shop_ledger.find("z")) == ({"a": 1}, {"effect_key": "a"}, None)
+    assert (count_effects(place), shop_ledger.find("a"), shop_ledger.find("z")) == ({"a": 1}, {"effect_key": "a"}, None)
 
 
 def test_the_inbox_remembers_a_message_once(books):

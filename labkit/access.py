@@ -1,0 +1,80 @@
+"""A worker's access to the ledger's database: one connection, opened when it is needed, and one way to run a statement.
+
+Everything of the shop that is kept in the database goes through here: the ledger, the statuses.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from labkit import databases, steps
+from labkit.errors import LedgerError, LedgerLocked
+
+
+class Access:
+    """`sql` runs a statement; `atomic` makes several one, within a step."""
+
+    def __init__(self, wire: dict[str, Any], gate: steps.Gate, current_delivery: Callable[[], Any]):
+        """wire: the place of the ledger; current_delivery() returns the delivery under way."""
+        self.gate, self.delivery = gate, current_delivery
+        self._wire, self._connection, self.within = wire, None, False
+
+    def sql(self, statement: str, parameters: tuple = ()) -> Any:
+        """Runs a statement and returns its cursor. In a stepped run one that finds a lock waits for another turn.
+
+        Raises LedgerError when the database is away; the next statement then tries to reach it anew.
+        """
+        while True:
+            try:
+                return self._reach().execute(statement, parameters)
+            except LedgerLocked:
+                if not self.gate.stepped:
+                    raise
+                self.gate.wait(self.delivery())
+
+    def check(self) -> None:
+        """Raises LedgerError when the database is not there any more."""
+        self._reach().check()
+
+    def begin(self) -> None:
+        """Opens the transaction that the learner asked for; `within` stays true until whoever asked sets it back."""
+        self.sql(self._reach().BEGIN)
+        self.within = True
+
+    @property
+    def in_transaction(self) -> bool:
+        return self._connection is not None and self._connection.in_transaction
+
+    @contextmanager
+    def atomic(self) -> Iterator[None]:
+        """Makes the body's statements one transaction, unless the learner has one open already."""
+        if self.in_transaction:
+            yield
+            return
+        self.sql(self._reach().BEGIN)
+        try:
+            yield
+            self.sql("COMMIT")
+        except BaseException:
+            if self.in_transaction:
+                self.sql("ROLLBACK")
+            raise
+
+    def fileno(self) -> int | None:
+        """Returns the descriptor that would hold this worker's connection open in a child, if there is one."""
+        return self._connection.fileno() if self._connection and self._connection.fileno and not self._connection.broken else None
+
+    def close(self) -> None:
+        """Ends the connection."""
+        if self._connection is not None:
+            self._connection.close()
+
+    def _reach(self) -> Any:
+        if self._connection is not None and self._connection.broken:
+            if self.within:                          # what is left of the body must not become durable by itself
+                raise LedgerError("The ledger went away inside a transaction.", "the connection to its database ended",
+                                  "Let the error leave the `with` block; the delivery then begins anew.")
+            self._connection = None
+        if self._connection is None:
+            self._connection = databases.connect(self._wire, self.gate.stepped)
+        return self._connection

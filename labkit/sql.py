@@ -1,0 +1,64 @@
+"""The ledger's tables and every statement on them, in plain SQL: to be read, and to be taken along.
+
+SQLite and PostgreSQL take the same text, but for two things: a number that counts itself up has another type there, and
+psycopg writes %s where sqlite3 writes ?. `labkit.databases.postgres` translates both.
+
+`effects` is the truth that a run is judged by, whoever wrote its rows. `effect_keys` beside it is what `record_once`
+protects them with, and `conflicts` holds what came under a key that stands for something else.
+"""
+
+SCHEMA = """
+CREATE TABLE effects (
+    id         INTEGER PRIMARY KEY,
+    effect_key TEXT NOT NULL,
+    detail     TEXT NOT NULL
+);
+CREATE TABLE effect_keys (
+    id          INTEGER PRIMARY KEY,
+    effect_key  TEXT NOT NULL UNIQUE,
+    fingerprint TEXT NOT NULL
+);
+CREATE TABLE conflicts (
+    effect_key  TEXT NOT NULL,
+    fingerprint TEXT NOT NULL,
+    message_id  TEXT NOT NULL,
+    PRIMARY KEY (effect_key, fingerprint)
+);
+CREATE TABLE inbox (
+    consumer   TEXT NOT NULL,
+    message_id TEXT NOT NULL,
+    PRIMARY KEY (consumer, message_id)
+);
+CREATE TABLE statuses (
+    entity TEXT PRIMARY KEY,
+    status TEXT NOT NULL
+);
+CREATE TABLE deliveries (
+    message_id TEXT NOT NULL,
+    attempt    INTEGER NOT NULL,
+    effect_key TEXT NOT NULL,
+    worker     INTEGER NOT NULL,
+    PRIMARY KEY (message_id, attempt)
+);
+"""
+
+RECORD = "INSERT INTO effects (effect_key, detail) VALUES (?, ?)"
+FIND = "SELECT effect_key, detail FROM effects WHERE effect_key = ? ORDER BY id LIMIT 1"
+COUNT_EFFECTS = "SELECT effect_key, count(*) FROM effects GROUP BY effect_key"
+
+CLAIM_KEY = "INSERT INTO effect_keys (effect_key, fingerprint) VALUES (?, ?) ON CONFLICT DO NOTHING"
+FIND_FINGERPRINT = "SELECT fingerprint FROM effect_keys WHERE effect_key = ?"
+KEEP_CONFLICT = "INSERT INTO conflicts (effect_key, fingerprint, message_id) VALUES (?, ?, ?) ON CONFLICT DO NOTHING"
+FORGET_KEYS = "DELETE FROM effect_keys WHERE id <= (SELECT id FROM effect_keys ORDER BY id DESC LIMIT 1 OFFSET ?)"
+
+REMEMBER = "INSERT INTO inbox (consumer, message_id) VALUES (?, ?) ON CONFLICT DO NOTHING"
+
+MEET_ENTITY = "INSERT INTO statuses (entity, status) VALUES (?, ?) ON CONFLICT DO NOTHING"
+MOVE_STATUS = "UPDATE statuses SET status = ? WHERE entity = ? AND status = ?"
+FIND_STATUS = "SELECT status FROM statuses WHERE entity = ?"
+
+LOG_DELIVERY = """
+INSERT INTO deliveries (message_id, attempt, effect_key, worker)
+SELECT ?, coalesce(max(attempt), 0) + 1, ?, ? FROM deliveries WHERE message_id = ?
+ON CONFLICT DO NOTHING RETURNING attempt
+"""
