@@ -1,6 +1,8 @@
 """The suite's shared fixtures and hooks."""
 import pytest
 
+from tests import postgres
+from tests.postgres import pytest_unconfigure  # noqa: F401
 from tests.servers import (  # noqa: F401
     broker, pytest_configure, pytest_generate_tests, pytest_runtest_makereport, pytest_sessionfinish, pytest_terminal_summary, server)
 
@@ -10,4 +12,12 @@ def lab(broker, request):
     """A lab on the broker under test, shared by the session; each run has its own queue and its own ledger."""
     from labkit import Lab
     with Lab(broker=broker, quiet=True) as lab:
+        yield lab
+
+
+@pytest.fixture(scope="session", params=["SQLite", "PostgreSQL"])
+def either(broker, request):
+    """A lab whose ledgers are in SQLite, and one whose ledgers are in PostgreSQL: what is tested on it holds on both."""
+    from labkit import Lab
+    with Lab(broker=broker, quiet=True, ledger=postgres.url() if request.param == "PostgreSQL" else None) as lab:
         yield lab

@@ -38,15 +38,27 @@ class PostgresServer:
 
     def stop(self) -> None:
         """Ends it as a crash would: no connection is waited for."""
-        self._call("pg_ctl", "stop", "--wait", "--silent", "--mode", "immediate")
+        command, options = self.stopping
+        subprocess.run(command, check=True, **options)
+
+    @property
+    def stopping(self) -> tuple[list[str], dict]:
+        """The command that ends it, with the options of subprocess.run: plain values, which a handler can take along."""
+        return self._command("pg_ctl", "stop", "--wait", "--silent", "--mode", "immediate")
 
     def remove(self) -> None:
-        self.stop()
+        """Ends it where it runs, and takes its folder away."""
+        if (self._folder / "data" / "postmaster.pid").exists():
+            self.stop()
         shutil.rmtree(self._folder, ignore_errors=True)
 
     def _call(self, program: str, *arguments: str, data: bool = True) -> None:
+        command, options = self._command(program, *arguments, data=data)
+        subprocess.run(command, check=True, stdout=subprocess.DEVNULL, **options)
+
+    def _command(self, program: str, *arguments: str, data: bool = True) -> tuple[list[str], dict]:
         where = ["--pgdata", str(self._folder / "data")] if data else []
-        subprocess.run([self._programs / program, *where, *arguments], check=True, stdout=subprocess.DEVNULL, cwd=self._folder, **self._user)
+        return [str(self._programs / program), *where, *arguments], {"cwd": str(self._folder), **self._user}
 
 
 def programs() -> pathlib.Path | None:

@@ -39,12 +39,11 @@ class PostgresHome:
         except psycopg.ProgrammingError:
             raise PlanError("The ledger's URL cannot be read.", "a part of it is misspelt, or a sign in its password is not written as %xx",
                             "Write postgresql://user:password@host:port/database.") from None
-        self._db = _connect(self._conninfo)
+        self._name, self._count = f"{_PREFIX}{uuid.uuid4().hex[:12]}", 0
+        self._db = self._open()
         if self._db.info.server_version < 140000:
             raise LedgerError(f"This PostgreSQL is of version {self._db.info.server_version // 10000}.", "labkit needs 14 or newer",
                               "docker compose --profile postgres up -d postgres")
-        self._name, self._count = f"{_PREFIX}{uuid.uuid4().hex[:12]}", 0
-        self._db.execute("SELECT pg_advisory_lock(hashtext(%s))", (self._name,))
         self._remove_orphans()
 
     def new(self, earlier: "PostgresPlace | None" = None) -> "PostgresPlace":
@@ -52,6 +51,10 @@ class PostgresHome:
         if earlier is not None and not isinstance(earlier, PostgresPlace):
             raise PlanError("This ledger cannot go on here.", "it is kept in SQLite, and this lab keeps its ledgers in PostgreSQL",
                             "Go on in a lab with the same ledger=….")
+        try:
+            self._db.execute("SELECT 1")
+        except psycopg.OperationalError:              # the server was started anew since the last run
+            self._db = self._open()
         self._count += 1
         place = PostgresPlace(self._conninfo, f"{self._name}_{self._count}")
         try:
@@ -74,6 +77,12 @@ class PostgresHome:
             self._db.close()
         except psycopg.OperationalError:
             pass                                      # the server is gone; the next lab on it removes them
+
+    def _open(self) -> psycopg.Connection:
+        """Returns a connection that holds the lock of this lab's name, as a sign that the lab lives."""
+        db = _connect(self._conninfo)
+        db.execute("SELECT pg_advisory_lock(hashtext(%s))", (self._name,))
+        return db
 
     def _copy(self, old: str, new: str) -> None:
         tables = self._db.execute(_TABLES, (old,)).fetchall()

@@ -1,0 +1,229 @@
+"""What the ledger promises on SQLite and on PostgreSQL alike, and what becomes of a run when its database is away."""
+import json
+import os
+import sqlite3
+import subprocess
+import sys
+
+import psycopg
+import pytest
+
+from labkit import Lab, LedgerError, Message, PlanError, Run, crash, fail
+from labkit.databases.postgres import PostgresHome
+from tests import postgres
+from tests.engine.handlers import effect_then_ack, once_then_ack
+from tests.engine.test_live import until
+
+
+def effect_and_key_together(delivery, shop):
+    with shop.ledger.transaction():
+        if shop.ledger.remember(delivery.message.message_id) == "new":
+            shop.ledger.record(delivery.message.effect_key)
+    delivery.ack()
+
+
+@pytest.mark.parametrize("handler", [once_then_ack, effect_and_key_together])
+def test_eight_writers_at_once_lose_nothing_and_are_not_turned_away(either, handler):
+    run = either.run(handler, either.reminders(400), workers=8, prefetch=10)
+    assert (run.verdict, run.counts["once"], run.facts.errors) == ("holds", 400, [])
+
+
+def test_eight_workers_that_hold_copies_of_one_message_number_its_attempts_from_one_up(either):
+    run = either.run(once_then_ack, [Message("invoice-1:reminder", "m-1")] * 40, workers=8, max_deliveries=40)
+    assert run.query("SELECT attempt FROM deliveries ORDER BY attempt") == [(number,) for number in range(1, 41)]
+    assert (run.verdict, run.counts["effects"]) == ("holds", 1)
+
+
+def test_a_transaction_of_a_killed_worker_leaves_nothing(either):
+    sweep = either.sweep(effect_and_key_together, either.reminders(1))
+    assert (sweep.verdict, sweep.counts["once"], len(sweep.rows)) == ("holds", 12, 13)
+
+
+def test_the_transaction_is_undone_when_its_body_raises(either):
+    def raise_inside(delivery, shop):
+        with shop.ledger.transaction():
+            shop.ledger.record_once(delivery.message.effect_key)
+            raise ValueError("no address")
+    run = either.run(raise_inside, either.reminders(1))
+    assert (run.counts["effects"], run.query("SELECT * FROM effect_keys")) == (0, [])
+
+
+def swallow_an_error_inside(delivery, shop):
+    with shop.ledger.transaction():
+        shop.ledger.record(delivery.message.effect_key)
+        try:
+            shop.ledger.execute("INSERT INTO inbox (consumer, message_id) VALUES (?, ?)", ("a", "b"))
+            shop.ledger.execute("INSERT INTO inbox (consumer, message_id) VALUES (?, ?)", ("a", "b"))
+        except Exception:
+            pass
+    delivery.ack()
+
+
+def test_a_transaction_that_postgresql_has_given_up_is_no_success(broker):
+    with Lab(broker=broker, quiet=True, ledger=postgres.url()) as lab:
+        run = lab.run(swallow_an_error_inside, lab.reminders(1))
+    assert run.counts["effects"] == 0 and run.counts["terminal"] == 1
+    assert "an earlier statement of this transaction failed" in run.facts.errors[0]
+
+
+def test_another_payload_under_the_same_key_is_kept_apart_and_the_first_effect_stands(either):
+    def tell(delivery, shop):
+        print(outcome := shop.ledger.record_once(delivery.message.effect_key))
+        delivery.reject() if outcome == "conflict" else delivery.ack()
+    first, other = (Message("invoice-1:reminder", f"m-{amount}", payload={"amount": amount}) for amount in (10, 20))
+    run = either.run(tell, [first, first, other, other])
+    assert run.facts.printed.split() == ["recorded", "duplicate", "conflict", "conflict"]
+    assert run.query("SELECT effect_key, message_id FROM conflicts") == [("invoice-1:reminder", "m-20")]
+    assert (run.verdict, run.counts["effects"], run.counts["dead_lettered"]) == ("holds", 1, 2)
+
+
+@pytest.mark.parametrize("kept, effects", [(None, 4), (4, 4), (3, 8), (1, 8)])
+def test_a_key_that_was_forgotten_protects_nothing(either, kept, effects):
+    run = either.run(once_then_ack, either.reminders(4) * 2, forget_after=kept)
+    assert run.counts["effects"] == effects
+    assert run.query("SELECT count(*) FROM effect_keys") == [(kept or 4,)]
+
+
+def test_a_status_moves_from_the_expected_one_only(either):
+    def move(delivery, shop):
+        for expected, to in (("new", "paid"), ("new", "paid"), ("new", "cancelled"), ("paid", "shipped")):
+            print(shop.status.move("order-1", expected, to), end="; ")
+        delivery.ack()
+        shop.ledger.record(delivery.message.effect_key)
+    run = either.run(move, either.reminders(1))
+    assert run.facts.printed == "moved; already paid; refused: it is paid; moved; "
+    assert run.query("SELECT * FROM statuses") == [("order-1", "shipped")]
+
+
+def test_a_move_inside_a_transaction_is_undone_with_it(either):
+    def ship(delivery, shop):
+        with shop.ledger.transaction():
+            if shop.status.move("order-1", "new", "shipped") == "moved":
+                shop.ledger.record(delivery.message.effect_key)
+        delivery.ack()
+    sweep = either.sweep(ship, either.reminders(1))
+    assert (sweep.verdict, sweep.counts["once"]) == ("holds", len(sweep.rows) - 1)
+
+
+def test_a_run_goes_on_with_all_tables_of_an_earlier_one(either):
+    def count(delivery, shop):
+        shop.ledger.execute("CREATE TABLE IF NOT EXISTS visits (place TEXT, n INTEGER)")
+        shop.ledger.execute("INSERT INTO visits VALUES ('here?', ?)", (1,))
+        once_then_ack(delivery, shop)
+    run = either.run(count, either.reminders(2))
+    again = either.run(count, either.reminders(3), continue_from=run)
+    assert again.query("SELECT count(*) FROM visits WHERE place = 'here?'") == [(5,)]
+    assert (run.counts["effects"], again.counts["effects"], again.query("SELECT max(id) FROM effects")) == (2, 3, [(3,)])
+    assert run.query("SELECT count(*) FROM visits") == [(2,)]
+
+
+def test_a_saved_run_takes_its_ledger_along(either, tmp_path):
+    run = either.run(once_then_ack, either.reminders(2))
+    loaded = Run.load(run.save(tmp_path / "run"))
+    assert loaded.query("SELECT effect_key FROM effects ORDER BY id") == [("invoice-1:reminder",), ("invoice-2:reminder",)]
+    assert loaded.query("SELECT message_id, attempt FROM deliveries ORDER BY 1") == [("reminder-1", 1), ("reminder-2", 1)]
+
+
+def test_a_query_changes_nothing(either):
+    run = either.run(once_then_ack, either.reminders(1))
+    with pytest.raises((sqlite3.OperationalError, psycopg.Error)):
+        run.query("DELETE FROM effects")
+    assert run.query("SELECT count(*) FROM effects") == [(1,)]
+
+
+# -- away
+
+def test_a_ledger_that_is_away_for_a_while_costs_a_delivery_and_no_effect(either):
+    run = either.run(once_then_ack, either.reminders(1), faults=[fail("receive", LedgerError("The ledger is away."), times=2)])
+    assert (run.verdict, run.counts["effects"], run.counts["once"]) == ("holds", 1, 1)
+
+
+def test_a_ledger_that_stays_away_has_no_ack_and_the_delivery_ends_with_a_person(either):
+    run = either.run(once_then_ack, either.reminders(1), delivery_limit=3, faults=[fail("receive", LedgerError("The ledger is away."), times=50)])
+    returned = sum(event.name == "raised" for event in run.events)
+    assert (run.counts["effects"], run.counts["terminal"], returned) == (0, 1, 4)
+    assert not [event for event in run.events if event.name == "ack"]
+
+
+def lose_the_file(delivery, shop):
+    once_then_ack(delivery, shop)
+    os.remove(shop.ledger.execute("PRAGMA database_list")[0][2])
+
+
+def test_without_its_file_nothing_more_is_acked_and_the_run_is_unknown(lab):
+    run = lab.run(lose_the_file, lab.reminders(3), delivery_limit=2)
+    assert [event.position for event in run.events if event.name == "ack" and event.phase == "after"] == [1]
+    assert (run.verdict, run.counts["unknown"], run.counts["dead_lettered"]) == ("unknown", 3, 2)
+    assert "The ledger is away" in run.facts.errors[0]
+
+
+@pytest.fixture
+def server_of_its_own():
+    if not (found := postgres.programs()):
+        postgres.url()                                # skips, or fails where one is required
+        pytest.skip("the PostgreSQL is somebody else's")
+    server = postgres.PostgresServer(found)
+    yield server
+    server.remove()
+
+
+def test_without_its_server_nothing_more_is_acked_and_the_run_is_unknown(lab, server_of_its_own):
+    command, options = server_of_its_own.stopping
+
+    def lose_the_server(delivery, shop):
+        once_then_ack(delivery, shop)
+        subprocess.run(command, check=True, **options)
+    with Lab(broker=lab.broker, quiet=True, ledger=server_of_its_own.url) as own:
+        run = own.run(lose_the_server, own.reminders(3), delivery_limit=2)
+        assert [event.position for event in run.events if event.name == "ack" and event.phase == "after"] == [1]
+        assert (run.verdict, run.counts["unknown"], run.counts["dead_lettered"]) == ("unknown", 3, 2)
+        assert "The ledger is away" in run.facts.errors[0]
+        server_of_its_own.start()
+        assert own.run(once_then_ack, own.reminders(2)).verdict == "holds"
+
+
+def test_a_statement_that_waits_for_a_lock_ends_with_its_worker():
+    """Without PostgreSQL looking after its client, the statement would commit as soon as the lock is free: an effect of a dead worker."""
+    home = PostgresHome(postgres.url())
+    place = home.new()
+    code = ("import json, sys; from labkit import sql; from labkit.databases import connect;"
+            "connect(json.loads(sys.argv[1]), False).execute(sql.RECORD, ('invoice-1:reminder', '{}'))")
+    with psycopg.connect(postgres.url()) as other:
+        other.execute(f"LOCK TABLE {place.schema}.effects IN EXCLUSIVE MODE")
+        worker = subprocess.Popen([sys.executable, "-c", code, json.dumps(place.wire)])
+        until(lambda: place.query("SELECT count(*) FROM pg_locks WHERE NOT granted AND mode = 'RowExclusiveLock'") == [(1,)])
+        worker.kill()
+        worker.wait()
+        assert place.settled("SELECT count(*) FROM effects") == [(0,)]
+    assert place.query("SELECT count(*) FROM effects") == [(0,)]
+    home.close()
+
+
+# -- what may be wrong with a URL, and what is left behind
+
+@pytest.mark.parametrize("url, error", [
+    ("mysql://x", PlanError), (7, PlanError), ("postgresql://lab:geheim@127.0.0.1:1/lab", LedgerError), ("postgresql://lab:geheim@[::1", PlanError),
+    ("postgresql://lab:geheim@127.0.0.1/lab?nonsense=1", PlanError)])
+def test_a_url_that_leads_nowhere_is_refused_without_its_password(broker, url, error):
+    with pytest.raises(error) as caught:
+        Lab(broker=broker, quiet=True, ledger=url)
+    assert "geheim" not in str(caught.value) + repr(caught.value) and caught.value.now
+
+
+def test_a_lab_removes_its_schemas_and_those_of_a_killed_kernel(broker):
+    def schemas():
+        with psycopg.connect(postgres.url()) as db:
+            return {name for name, in db.execute("SELECT nspname FROM pg_namespace WHERE starts_with(nspname, 'labkit_')")}
+    with psycopg.connect(postgres.url()) as db:
+        db.execute("CREATE SCHEMA labkit_000000000000_1")
+    before = schemas()
+    with Lab(broker=broker, quiet=True, ledger=postgres.url()) as lab:
+        lab.run(once_then_ack, lab.reminders(1))
+        assert "labkit_000000000000_1" not in schemas()
+        assert schemas() - before
+    assert not schemas() - before
+
+
+def test_crash_is_no_word_for_sqlite_alone(either):
+    run = either.run(effect_then_ack, either.reminders(2), faults=[crash.after("ledger.record", message=2)])
+    assert (run.verdict, run.counts["duplicated"], run.counts["once"]) == ("broken", 1, 1)
