@@ -182,8 +182,9 @@ def test_without_its_server_nothing_more_is_acked_and_the_run_is_unknown(lab, se
         assert own.run(once_then_ack, own.reminders(2)).verdict == "holds"
 
 
-def test_a_statement_that_waits_for_a_lock_ends_with_its_worker():
+def test_a_statement_that_waits_for_a_lock_ends_with_its_worker(monkeypatch):
     """Without PostgreSQL looking after its client, the statement would commit as soon as the lock is free: an effect of a dead worker."""
+    monkeypatch.setattr("labkit.databases.postgres._SETTLE_MS", 3000)         # less than the statement itself would wait
     home = PostgresHome(postgres.url())
     place = home.new()
     code = ("import json, sys; from labkit import sql; from labkit.databases import connect;"
