@@ -64,7 +64,7 @@ class Supervisor:
             await self._publisher.open()
             if plan.publish == "while":
                 beside = asyncio.ensure_future(self._publisher.publish_beside())
-                beside.add_done_callback(lambda _: self._changed.set())
+                beside.add_done_callback(self._hear_publisher)
             try:
                 async with asyncio.timeout(plan.deadline_s):
                     await self._work_it_off()
@@ -154,6 +154,13 @@ class Supervisor:
                 self._fail(HandlerError("A worker process could not load the handler.", frame["error"],
                                         "Import what it needs inside the handler, or keep helper files beside the notebook."), "the handler could not be loaded")
         self._changed.set()
+
+    def _hear_publisher(self, beside: asyncio.Task) -> None:
+        self._changed.set()
+        if not beside.cancelled() and (error := beside.exception()):
+            if not isinstance(error, BrokerError):
+                raise error
+            self._lose_broker(error)
 
     def _read(self) -> None:
         self._chronicle.read(self._seats)
