@@ -2,9 +2,10 @@
 import functools
 import os
 
+import pika
 import pytest
 
-from labkit import HandlerError, Run, crash, hang
+from labkit import HandlerError, Run, crash, hang, topology
 from tests.engine import handlers
 
 
@@ -213,3 +214,17 @@ def test_what_the_broker_dead_letters_at_the_last_death_is_not_lost(lab):
     for _ in range(5):
         run = lab.run(die_each_time, lab.reminders(12), prefetch=100, delivery_limit=5)
         assert "gave up" in run.why and (run.counts["terminal"], run.counts["lost"]) == (12, 0)
+
+
+@pytest.mark.parametrize("headers", [{}, {"labkit-position": 99}, {"labkit-position": "one"}])
+def test_a_message_that_the_handler_publishes_itself_may_be_dead_lettered(lab, headers):
+    queue = topology.work_queue(lab._prefix, lab._runs + 1)
+
+    def publish_another(delivery, shop):
+        if delivery.message.effect_key == "another":
+            return delivery.reject()
+        delivery.channel.basic_publish("", queue, b'{"effect_key": "another"}', pika.BasicProperties(headers=headers))
+        handlers.once_then_ack(delivery, shop)
+    run = lab.run(publish_another, lab.reminders(1))
+    assert (run.verdict, run.counts["once"], run.strays) == ("holds", 1, {})
+    assert [event.effect_key for event in run.events if event.name == "reject" and event.phase == "after"] == ["another"]
