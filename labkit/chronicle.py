@@ -15,6 +15,7 @@ from labkit.seat import Seat
 from labkit.trace import Event
 
 _MAX_ERRORS = 20
+_TURNS = ("started", steps.LEDGER_BEGIN, steps.LEDGER_COMMIT, steps.LEDGER_ROLLBACK)           # each ends a transaction, or begins one
 
 
 class Chronicle:
@@ -45,6 +46,11 @@ class Chronicle:
             records.sort(key=lambda pair: pair[0][0])
         for record, seat in records:
             self._learn(seat, *record)
+
+    def in_transaction(self, lane: str) -> bool:
+        """Tells whether a worker's last transaction is still open."""
+        last = (event for event in reversed(self.events) if event.lane == lane and event.phase in (steps.AFTER, steps.NOTE) and event.name in _TURNS)
+        return next((event.name for event in last), "") == steps.LEDGER_BEGIN
 
     @property
     def errors(self) -> list[str]:

@@ -138,6 +138,16 @@ def test_a_hung_worker_that_has_more_in_its_buffer_does_not_wait_for_the_deadlin
     assert "hung" in run.why
 
 
+@pytest.mark.parametrize(("messages", "deadline_s"), [(1, 600), (2, 3)])
+def test_a_worker_that_hangs_in_a_transaction_is_told_to_hold_the_lock(lab, messages, deadline_s):
+    def ack_in_a_transaction(delivery, shop):
+        with shop.ledger.transaction():
+            handlers.effect_then_ack(delivery, shop)
+    run = lab.run(ack_in_a_transaction, lab.reminders(messages), workers=messages, faults=[hang.at("ack", message=1)], deadline_s=deadline_s)
+    holder = next(event.lane for event in run.events if event.name == "stopped")
+    assert run.verdict == "unknown" and run.why.endswith(f" while {holder}, frozen inside a transaction, held the ledger's lock")
+
+
 def test_a_kill_under_automatic_acknowledgement_does_not_end_the_publishing(lab):
     run = lab.run(handlers.effect_only, lab.reminders(4), acknowledge="auto", publish="while", rate=50, faults=[crash.before("ledger.record")])
     assert (run.verdict, run.counts["published"], run.counts["lost"], run.counts["once"]) == ("broken", 4, 1, 3)
