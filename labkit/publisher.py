@@ -31,7 +31,8 @@ class Publisher:
         except TimeoutError:
             raise BrokerError(f"RabbitMQ did not take the messages within {limit_s:.0f} s.",
                               f"it has blocked publishers: {channel.blocked}" if channel.blocked else "it is frozen, or overloaded",
-                              "Free memory or disk space, or run `python3 -m labkit doctor`.") from None
+                              "Free memory or disk space on its machine, then run the cell again." if channel.blocked else
+                              "Run `python3 -m labkit doctor`, then run the cell again.") from None
         if plan.dead_letter:
             channel.consume(self.dead, self._take_dead_letter)
         self.done = plan.publish == "first"
