@@ -44,7 +44,7 @@ class Account:
             case (steps.ACK | steps.NACK | steps.REJECT), steps.AFTER:
                 if event.detail["outcome"] in ("sent", "handled"):
                     self._settle(event)
-            case "dead-lettered", _:
+            case "dead-lettered", _ if event.position is not None:
                 self.move(event.position, DEAD_LETTERED)
             case ("channel.closed" | "cancelled" | "connection.lost" | "killed" | "exited"), _:
                 self.release(event.lane)

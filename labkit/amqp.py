@@ -114,7 +114,7 @@ class Channel:
         """Takes everything that comes into `queue`, without waiting; on_message(message id, position, headers)."""
         def take(_, __, properties, ___):
             headers = properties.headers or {}
-            on_message(properties.message_id, headers.get(POSITION_HEADER), headers)
+            _soon(on_message, properties.message_id, headers.get(POSITION_HEADER), headers)
         self._calls.send(lambda: self._pika.basic_consume(queue, take, auto_ack=True))
 
     async def drain(self, queue: str, count: int) -> set[int]:
@@ -149,7 +149,7 @@ class Channel:
         last, outcome = frame.method.delivery_tag, "confirmed" if isinstance(frame.method, pika.spec.Basic.Ack) else "nacked"
         while self._pending and (tag := next(iter(self._pending)) if frame.method.multiple else last) <= last:
             if (position := self._pending.pop(tag, None)) is not None:
-                self._on_outcome(position, outcome)
+                _soon(self._on_outcome, position, outcome)
             if not frame.method.multiple:
                 break
         self._settled.set()
@@ -157,7 +157,7 @@ class Channel:
     def _returned(self, _, __, properties, ___) -> None:
         position = (properties.headers or {}).get(POSITION_HEADER)
         self._pending = {tag: p for tag, p in self._pending.items() if p != position}
-        self._on_outcome(position, "returned")
+        _soon(self._on_outcome, position, "returned")
 
     def _end(self, error: BaseException) -> None:
         self._calls.end(error)
@@ -207,6 +207,11 @@ class _Calls:
         self._ended = error
         for answer in self._waiting:
             answer.done() or answer.set_exception(_lost(error))
+
+
+def _soon(callback: Callable, *arguments: Any) -> None:
+    """Calls back outside of pika, which would take an error of the callback for one of the connection."""
+    asyncio.get_running_loop().call_soon(callback, *arguments)
 
 
 async def _in_time(answer: Awaitable, seconds: float = ANSWER_S) -> Any:

@@ -15,6 +15,7 @@ from labkit.seat import Seat
 from labkit.trace import Event
 
 _MAX_ERRORS = 20
+_TURNS = ("started", steps.LEDGER_BEGIN, steps.LEDGER_COMMIT, steps.LEDGER_ROLLBACK)           # each ends a transaction, or begins one
 
 
 class Chronicle:
@@ -28,6 +29,7 @@ class Chronicle:
         self._plan, self._on_excess = plan, on_excess
         self._started_ns = time.monotonic_ns()
         self._errors: Counter[str] = Counter()
+        self._handed: Counter[str] = Counter()        # message id -> handlers entered, whatever became of the ledger's log
 
     def note(self, name: str, lane: str, detail: dict | None = None, **about: Any) -> None:
         """Writes an event that no worker could write itself."""
@@ -45,6 +47,11 @@ class Chronicle:
         for record, seat in records:
             self._learn(seat, *record)
 
+    def in_transaction(self, lane: str) -> bool:
+        """Tells whether a worker's last transaction is still open."""
+        last = (event for event in reversed(self.events) if event.lane == lane and event.phase in (steps.AFTER, steps.NOTE) and event.name in _TURNS)
+        return next((event.name for event in last), "") == steps.LEDGER_BEGIN
+
     @property
     def errors(self) -> list[str]:
         """The errors, the most frequent first, with how often they came."""
@@ -53,11 +60,14 @@ class Chronicle:
     def _learn(self, seat: Seat, ns: int, name: str, phase: str, number: int, detail: dict[str, Any]) -> None:
         if name == steps.RECEIVE:
             about = {field: detail[field] for field in ("message_id", "effect_key", "position", "tag")} | {"attempt": detail.get("outcome")}
+            about["position"] = self._plan.known(about["position"])
             seat.deliveries[number] = about
             detail = {field: value for field, value in detail.items() if field not in about and field != "outcome"}
             seat.running, seat.idle = True, False
+            self._handed[about["message_id"]] += phase == steps.AFTER
             if (about["attempt"] or 0) > self._plan.max_deliveries:
                 seat.running = False                  # the worker does not enter the handler again
+            if max(about["attempt"] or 0, self._handed[about["message_id"]]) > self._plan.max_deliveries:
                 self._on_excess(about["effect_key"])
         self._take(Event(self._ms(ns), seat.lane, name, phase, **seat.deliveries.get(number, {}), detail=detail))
         match name:

@@ -83,6 +83,10 @@ class Plan:
         """Tells whether the broker counts a delivery as settled when it is sent."""
         return self.acknowledge == "auto"
 
+    def known(self, position: Any) -> int | None:
+        """Returns the position, or None where it is none of the published messages': a handler may publish what it likes."""
+        return position if position in range(1, len(self.messages) + 1) else None
+
     def settings(self) -> dict[str, Any]:
         """Returns what shaped the run, as JSON values, for its result."""
         names = ("workers", "prefetch", "acknowledge", "queue_type", "dead_letter", "delivery_limit", "max_deliveries", "forget_after", "publish")

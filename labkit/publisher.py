@@ -31,7 +31,8 @@ class Publisher:
         except TimeoutError:
             raise BrokerError(f"RabbitMQ did not take the messages within {limit_s:.0f} s.",
                               f"it has blocked publishers: {channel.blocked}" if channel.blocked else "it is frozen, or overloaded",
-                              "Free memory or disk space, or run `python3 -m labkit doctor`.") from None
+                              "Free memory or disk space on its machine, then run the cell again." if channel.blocked else
+                              "Run `python3 -m labkit doctor`, then run the cell again.") from None
         if plan.dead_letter:
             channel.consume(self.dead, self._take_dead_letter)
         self.done = plan.publish == "first"
@@ -57,7 +58,8 @@ class Publisher:
             self._on_trouble(BrokerError(f"RabbitMQ {outcome} message {position}.", "the run's queue is gone, or full",
                                          "Run the cell again; if it stays, run `python3 -m labkit doctor`."))
 
-    def _take_dead_letter(self, message_id: str, position: int, headers: dict) -> None:
+    def _take_dead_letter(self, message_id: str, position: int | None, headers: dict) -> None:
         reason = next((death["reason"] for death in headers.get("x-death", ()) if death["queue"] == self.work), "unknown")
+        position = self._plan.known(position)
         self._note("dead-lettered", "broker", {"reason": reason}, position=position, message_id=message_id,
-                   effect_key=self._plan.messages[position - 1].effect_key)
+                   effect_key=position and self._plan.messages[position - 1].effect_key)

@@ -67,7 +67,7 @@ class Relay:
                 if (channel, tag) == self._armed:
                     self._armed = None
                     self.log.append(f"dropped: basic.ack, channel {channel}, tag {tag}; connection cut")
-                    self.on_drop()
+                    asyncio.get_running_loop().call_soon(self.on_drop)       # whose errors are not the stream's
                     return
             broker.write(head + payload)
             await broker.drain()

@@ -64,7 +64,7 @@ class Supervisor:
             await self._publisher.open()
             if plan.publish == "while":
                 beside = asyncio.ensure_future(self._publisher.publish_beside())
-                beside.add_done_callback(lambda _: self._changed.set())
+                beside.add_done_callback(self._hear_publisher)
             try:
                 async with asyncio.timeout(plan.deadline_s):
                     await self._work_it_off()
@@ -155,6 +155,13 @@ class Supervisor:
                                         "Import what it needs inside the handler, or keep helper files beside the notebook."), "the handler could not be loaded")
         self._changed.set()
 
+    def _hear_publisher(self, beside: asyncio.Task) -> None:
+        self._changed.set()
+        if not beside.cancelled() and (error := beside.exception()):
+            if not isinstance(error, BrokerError):
+                raise error
+            self._lose_broker(error)
+
     def _read(self) -> None:
         self._chronicle.read(self._seats)
 
@@ -208,7 +215,7 @@ class Supervisor:
                 self._read()                          # a worker that was idle may be at work again, without a word
                 if len(self.events) == known:
                     if hung:
-                        self._end("stopped", _HUNG)   # with deliveries in its buffer, which no trace tells
+                        self._end("stopped", _HUNG + self._locked())   # with deliveries in its buffer, which no trace tells
                     return
             self._changed.clear()
 
@@ -233,7 +240,7 @@ class Supervisor:
             key = self._plan.messages[unanswered[0] - 1].effect_key
             self._stuck = f"the handler returned without an ack, nack or reject for {key}, so its delivery was never settled"
         else:
-            self._end("stopped", _HUNG)
+            self._end("stopped", _HUNG + self._locked())
         return True
 
     async def _dismiss(self) -> None:
@@ -321,10 +328,17 @@ class Supervisor:
         if self._channel.blocked and not self._publisher.done:
             return f" while RabbitMQ took no messages: {self._channel.blocked}"
         self._read()
+        if told := self._locked():
+            return told
         for seat in self._seats:
             if seat.at_work and (told := await self._prints.where(seat.process, self._plan.files)):
                 return f" while the handler was still running, {told}"
         return ""
+
+    def _locked(self) -> str:
+        """Returns, in words, which frozen worker keeps the others from the ledger."""
+        return next((f" while {seat.lane}, frozen inside a transaction, held the ledger's lock" for seat in self._seats
+                     if seat.hung and self._chronicle.in_transaction(seat.lane)), "")
 
     def _end(self, ending: str, reason: str) -> None:
         if not self._ending:

@@ -4,6 +4,7 @@ from dataclasses import fields
 from typing import Any
 
 import pika
+from pika.adapters.utils.connection_workflow import AMQPConnectorException
 
 from labkit.broker.address import Address
 
@@ -19,8 +20,11 @@ def wire(address: Address) -> dict[str, Any]:
 
 
 def connect(address: dict[str, Any]) -> pika.BlockingConnection:
-    """Connects a worker to the broker, by an address as `wire` gives it."""
-    return pika.BlockingConnection(Address(**address).parameters())
+    """Connects a worker to the broker, by an address as `wire` gives it. Raises pika's AMQPConnectionError, and no other."""
+    try:
+        return pika.BlockingConnection(Address(**address).parameters())
+    except (AMQPConnectorException, OSError) as error:                        # a broker that does not answer, a name or a certificate
+        raise pika.exceptions.AMQPConnectionError(repr(error)) from None
 
 
 def work_queue(prefix: str, run: int) -> str:

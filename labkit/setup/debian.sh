@@ -34,12 +34,12 @@ if [ ! -e "$policy" ] && [ ! -L "$policy" ]; then
     chmod 755 "$policy"
 fi
 
-# apt-get can wait for dpkg's lock, and not for its own: a new machine may be renewing its lists at this very moment
-lists=/var/lib/apt/lists/lock
-let_others_end() { timeout 300 python3 -c 'import fcntl, sys; fcntl.lockf(open(sys.argv[1], "a"), fcntl.LOCK_EX)' "$lists"; }
+# apt-get can wait for dpkg's lock, and not for its own: a new machine may be renewing its lists, or downloading, at this very moment
+for lock in /var/lib/apt/lists/lock /var/cache/apt/archives/lock; do
+    timeout 300 python3 -c 'import fcntl, sys; fcntl.lockf(open(sys.argv[1], "a"), fcntl.LOCK_EX)' "$lock" || :
+done
 
 export DEBIAN_FRONTEND=noninteractive
-let_others_end || :
 dpkg --configure -a || : # what an earlier, interrupted installation left half-way; apt-get tells what remains
 apt-get update || echo 'The package lists could not be renewed; trying with those that are here.'
 apt-get install -y --no-install-recommends -o DPkg::Lock::Timeout=300 "$@"

@@ -9,7 +9,10 @@ import time
 
 import pytest
 
-from labkit import Lab, PlanError
+from labkit import Lab, PlanError, crash, lose
+from labkit.amqp import Channel
+from labkit.chronicle import Chronicle
+from labkit.message import reminders
 from tests.engine import handlers
 
 
@@ -95,6 +98,26 @@ def test_killing_the_kernel_leaves_no_worker(lab):
     workers = [int(pid) for pid in kernel.stdout.split()]
     assert len(workers) == 2
     until(lambda: not any(pathlib.Path(f"/proc/{pid}").exists() for pid in workers))
+
+
+@pytest.mark.parametrize(("where", "name", "at", "handler", "arguments"), [
+    (Chronicle, "_learn", "ledger.record_once", handlers.once_then_ack, {}),
+    (Chronicle, "note", "killed", handlers.once_then_ack, {"faults": [crash.after("ack")]}),
+    (Chronicle, "note", "ack.dropped", handlers.once_then_ack, {"faults": [lose.ack()]}),
+    (Chronicle, "note", "published", handlers.once_then_ack, {}),
+    (Chronicle, "note", "dead-lettered", handlers.raise_value_error, {}),
+    (Channel, "publish", [(1, reminders(1)[0])], handlers.once_then_ack, {"publish": "while"})])
+def test_a_mistake_of_labkits_own_ends_the_run_at_once_and_is_told_as_it_is(lab, monkeypatch, where, name, at, handler, arguments):
+    right = getattr(where, name)
+
+    def wrong(*given, **about):
+        if at in given:
+            raise ZeroDivisionError("a mistake")
+        return right(*given, **about)
+    with monkeypatch.context() as patch, pytest.raises(ZeroDivisionError, match="a mistake"):
+        patch.setattr(where, name, wrong)
+        lab.run(handler, lab.reminders(1), deadline_s=30, **arguments)
+    assert lab.run(handlers.once_then_ack, lab.reminders(1)).verdict == "holds"
 
 
 def test_closing_the_lab_ends_its_runs(broker):

@@ -2,9 +2,10 @@
 import functools
 import os
 
+import pika
 import pytest
 
-from labkit import HandlerError, Run, crash, hang
+from labkit import HandlerError, Run, crash, hang, topology
 from tests.engine import handlers
 
 
@@ -137,6 +138,16 @@ def test_a_hung_worker_that_has_more_in_its_buffer_does_not_wait_for_the_deadlin
     assert "hung" in run.why
 
 
+@pytest.mark.parametrize(("messages", "deadline_s"), [(1, 600), (2, 3)])
+def test_a_worker_that_hangs_in_a_transaction_is_told_to_hold_the_lock(lab, messages, deadline_s):
+    def ack_in_a_transaction(delivery, shop):
+        with shop.ledger.transaction():
+            handlers.effect_then_ack(delivery, shop)
+    run = lab.run(ack_in_a_transaction, lab.reminders(messages), workers=messages, faults=[hang.at("ack", message=1)], deadline_s=deadline_s)
+    holder = next(event.lane for event in run.events if event.name == "stopped")
+    assert run.verdict == "unknown" and run.why.endswith(f" while {holder}, frozen inside a transaction, held the ledger's lock")
+
+
 def test_a_kill_under_automatic_acknowledgement_does_not_end_the_publishing(lab):
     run = lab.run(handlers.effect_only, lab.reminders(4), acknowledge="auto", publish="while", rate=50, faults=[crash.before("ledger.record")])
     assert (run.verdict, run.counts["published"], run.counts["lost"], run.counts["once"]) == ("broken", 4, 1, 3)
@@ -213,3 +224,17 @@ def test_what_the_broker_dead_letters_at_the_last_death_is_not_lost(lab):
     for _ in range(5):
         run = lab.run(die_each_time, lab.reminders(12), prefetch=100, delivery_limit=5)
         assert "gave up" in run.why and (run.counts["terminal"], run.counts["lost"]) == (12, 0)
+
+
+@pytest.mark.parametrize("headers", [{}, {"labkit-position": 99}, {"labkit-position": "one"}])
+def test_a_message_that_the_handler_publishes_itself_may_be_dead_lettered(lab, headers):
+    queue = topology.work_queue(lab._prefix, lab._runs + 1)
+
+    def publish_another(delivery, shop):
+        if delivery.message.effect_key == "another":
+            return delivery.reject()
+        delivery.channel.basic_publish("", queue, b'{"effect_key": "another"}', pika.BasicProperties(headers=headers))
+        handlers.once_then_ack(delivery, shop)
+    run = lab.run(publish_another, lab.reminders(1))
+    assert (run.verdict, run.counts["once"], run.strays) == ("holds", 1, {})
+    assert [event.effect_key for event in run.events if event.name == "reject" and event.phase == "after"] == ["another"]

@@ -1,14 +1,19 @@
 """Parts without a broker: the trace, the line, the account, the ledger, the message."""
 import os
+import socket
 import sqlite3
+import ssl
 import tempfile
 
 import pytest
+from pika.adapters.utils.connection_workflow import AMQPConnectorStackTimeout
 
-from labkit import Message, PlanError, link, steps
+from labkit import Message, PlanError, link, steps, topology
 from labkit.access import Access
 from labkit.account import Account
+from labkit.broker.address import Address, Secret
 from labkit.databases.sqlite import SqliteHome
+from labkit.delivery import BROKEN
 from labkit.ledger import Ledger, count_effects
 from labkit.trace import CHUNK, Event, Reader, Writer
 
@@ -163,6 +168,15 @@ def test_the_database_itself_holds_the_key_unique(books):
     shop_ledger.record_once("a")
     with pytest.raises(sqlite3.IntegrityError):
         shop_ledger.execute("INSERT INTO effect_keys (effect_key) VALUES (?)", ("a",))
+
+
+@pytest.mark.parametrize("error", [AMQPConnectorStackTimeout("no answer"), socket.gaierror(-2, "not known"), ssl.SSLError("no certificate")])
+def test_a_worker_that_cannot_connect_knows_that_whatever_pika_raises(monkeypatch, error):
+    def refuse(_):
+        raise error
+    monkeypatch.setattr(topology.pika, "BlockingConnection", refuse)
+    with pytest.raises(BROKEN, match=type(error).__name__):
+        topology.connect(topology.wire(Address("127.0.0.1", 5672, "/", "lab", Secret("x"))))
 
 
 @pytest.mark.parametrize("body", [b"", b"not json", b"\xff\xfe", b"[1, 2]", b'{"no": "key"}', b'{"effect_key": 7}'])

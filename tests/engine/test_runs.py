@@ -136,6 +136,14 @@ def test_a_message_that_comes_back_for_ever_is_stopped(lab):
     assert run.why == "invoice-1:reminder was delivered more than 7 times, so the run was stopped"
 
 
+def test_a_message_that_comes_back_for_ever_is_stopped_although_its_deliveries_are_wiped_from_the_log(lab):
+    def wipe_and_nack(delivery, shop):
+        shop.ledger.execute("DELETE FROM deliveries")
+        delivery.nack(requeue=True)
+    run = lab.run(wipe_and_nack, lab.reminders(1), max_deliveries=7)
+    assert (run.verdict, run.why) == ("broken", "invoice-1:reminder was delivered more than 7 times, so the run was stopped")
+
+
 def test_the_brokers_own_limit_dead_letters_the_message(lab):
     def reject_to_the_queue(delivery, shop):
         delivery.reject(requeue=True)

@@ -117,7 +117,7 @@ def test_only_a_compose_service_that_speaks_amqp_counts_as_a_broker(monkeypatch,
 def debian(tmp_path):
     """debian.sh with the places it touches moved to a folder, and programs that only write down that they were called."""
     script = packages.DEBIAN_SCRIPT.read_text()
-    for place in ("/usr/sbin/policy-rc.d", "/lib/systemd/system", "/run/systemd/system", "/var/lib/apt/lists/lock"):
+    for place in ("/usr/sbin/policy-rc.d", "/lib/systemd/system", "/run/systemd/system", "/var/lib/apt/lists/lock", "/var/cache/apt/archives/lock"):
         assert place in script
         moved = tmp_path / place.strip("/").replace("/", "-")
         script = script.replace(place, str(moved))
@@ -195,9 +195,10 @@ def test_package_lists_that_cannot_be_renewed_do_not_stop_an_installation_from_w
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")
-def test_an_installation_waits_for_another_apt(debian):
-    with open(debian.folder / "var-lib-apt-lists-lock", "a") as lists:
-        fcntl.lockf(lists, fcntl.LOCK_EX)
+@pytest.mark.parametrize("held", ["var-lib-apt-lists-lock", "var-cache-apt-archives-lock"])
+def test_an_installation_waits_for_another_apt(debian, held):
+    with open(debian.folder / held, "a") as lock:
+        fcntl.lockf(lock, fcntl.LOCK_EX)
         ours = subprocess.Popen(debian.command, env=debian.environ, stdout=subprocess.PIPE)
         while not _waits_for_a_lock(ours):
             assert ours.poll() is None, "it did not wait"
