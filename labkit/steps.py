@@ -103,14 +103,21 @@ class Passage:
         self._gate, self._name, self._delivery, self._detail, self.outcome = gate, name, delivery, detail, None
 
     def __enter__(self) -> "Passage":
-        self._pass(BEFORE, self._detail)
+        try:
+            self._pass(BEFORE, self._detail)
+        except BaseException as error:                # planned to be raised here; no __exit__ follows
+            self._fail(error)
+            raise
         return self
 
     def __exit__(self, kind, error, traceback) -> None:
         if error is None:
             self._pass(AFTER, {} if self.outcome is None else {"outcome": self.outcome})
         else:
-            self._gate.write(self._name, FAILED, self._delivery.number if self._delivery else 0, {"error": told(error)})
+            self._fail(error)
+
+    def _fail(self, error: BaseException) -> None:
+        self._gate.write(self._name, FAILED, self._delivery.number if self._delivery else 0, {"error": told(error)})
 
     def _pass(self, phase: str, detail: dict) -> None:
         gate, name, delivery = self._gate, self._name, self._delivery
