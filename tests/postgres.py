@@ -1,7 +1,7 @@
 """A private PostgreSQL for the suite: its own folder, a socket in it, no port; and the fixtures of what runs on both databases.
 
-Where none is installed these tests run on SQLite only; with LABKIT_REQUIRE_POSTGRES or CI set the session then fails.
-LABKIT_POSTGRES_URL names one that is there already.
+Where none is installed these tests run on SQLite only; with LABKIT_REQUIRE_POSTGRES set they then fail. LABKIT_POSTGRES_URL
+names one that is there already; the notebooks are told of the private one by it.
 """
 
 import glob
@@ -73,12 +73,17 @@ def url() -> str:
         if named := os.environ.get("LABKIT_POSTGRES_URL"):
             return named
         if not (found := programs()):
-            (pytest.fail if os.environ.get("LABKIT_REQUIRE_POSTGRES") or os.environ.get("CI") else pytest.skip)("no PostgreSQL is installed")
+            (pytest.fail if os.environ.get("LABKIT_REQUIRE_POSTGRES") else pytest.skip)("no PostgreSQL is installed")
         _server.append(PostgresServer(found))
     return _server[0].url
 
 
 _server: list[PostgresServer] = []
+
+
+def pytest_collection_finish(session):
+    if any(item.path.suffix == ".ipynb" for item in session.items) and programs():
+        os.environ.setdefault("LABKIT_POSTGRES_URL", url())
 
 
 def pytest_unconfigure():

@@ -3,7 +3,7 @@ from labkit import STEPS
 
 
 def every_step(delivery, shop):
-    """Gives each message back once; then refuses the first reminder, and handles the second with all that a ledger can do."""
+    """Gives each message back once; then refuses the first reminder, and handles the second with all that the shop can do."""
     key = delivery.message.effect_key
     if delivery.attempt == 1:
         shop.ledger.find(key)
@@ -21,6 +21,7 @@ def every_step(delivery, shop):
         with shop.ledger.transaction():
             shop.ledger.remember(delivery.message.message_id)
         shop.ledger.record_once(key)
+        shop.status.move("invoice-2", "new", "reminded")
         delivery.ack()
 
 
