@@ -47,6 +47,7 @@ FIND = "SELECT effect_key, detail FROM effects WHERE effect_key = ? ORDER BY id 
 COUNT_EFFECTS = "SELECT effect_key, count(*) FROM effects GROUP BY effect_key"
 
 CLAIM_KEY = "INSERT INTO effect_keys (effect_key, fingerprint) VALUES (?, ?) ON CONFLICT DO NOTHING"
+COUNT_KEYS = "SELECT count(*) FROM effect_keys"
 FIND_FINGERPRINT = "SELECT fingerprint FROM effect_keys WHERE effect_key = ?"
 KEEP_CONFLICT = "INSERT INTO conflicts (effect_key, fingerprint, message_id) VALUES (?, ?, ?) ON CONFLICT DO NOTHING"
 FORGET_KEYS = "DELETE FROM effect_keys WHERE id <= (SELECT id FROM effect_keys ORDER BY id DESC LIMIT 1 OFFSET ?)"

@@ -1,9 +1,11 @@
-"""The four pictures: what is drawn is what happened, nothing covers anything, and a text says the same."""
+"""The pictures: what is drawn is what happened, nothing covers anything, and a text says the same."""
+import dataclasses
 import io
 import itertools
 import os
 import subprocess
 import sys
+import types
 
 import matplotlib
 import PIL.Image
@@ -18,6 +20,7 @@ from labkit import account, plots
 from labkit.errors import PlanError
 from labkit.message import Message
 from labkit.palette import LOOKS
+from labkit.result import Run
 from tests import tape
 from tests.tape import Tape
 
@@ -52,6 +55,17 @@ def frozen():
     return Tape().receive().step("ledger.record_once", "recorded").reach("ack").note("stopped", by="hang.at('ack')").run([1], account.HELD)
 
 
+def kept(limit, keys, repeated=0):
+    """Returns a run whose ledger keeps `keys` keys, and in which `repeated` effects happened again."""
+    run, ledger = many(8, set(range(1, repeated + 1))), types.SimpleNamespace(query=lambda statement, parameters: [(keys,)])
+    settings = {**run.facts.settings, "forget_after": limit}
+    return Run(run.messages, run.events, dataclasses.replace(run.facts, settings=settings), ledger)
+
+
+def forgetting():
+    return [kept(None, 8), kept(1, 1, 5), kept(2, 2, 3), kept(5, 5)]
+
+
 PICTURES = {
     "duplicated": lambda: tape.duplicated().plot(), "lost": lambda: tape.lost().plot(), "once": lambda: tape.once().plot(),
     "terminal": lambda: tape.terminal().plot(), "ack dropped": lambda: tape.ack_dropped().plot(), "frozen": lambda: frozen().plot(),
@@ -62,7 +76,9 @@ PICTURES = {
     "one cell": lambda: tape.sweep("a handler with a long name", no_crash=tape.once()).plot(), "deep sweep": lambda: deep_sweep().plot(),
     "eight keys": lambda: plots.deliveries_and_effects(many(8, {3}, {5})), "200 keys": lambda: many(200, {3, 77}, {150}).plot(),
     "1,000 keys": lambda: many(1000, {3, 77}, {150}).plot(), "growth": lambda: plots.queue_growth(many(30, {3}, ())),
-    "growth of nothing": lambda: plots.queue_growth(Tape(0).run([])),
+    "growth of nothing": lambda: plots.queue_growth(Tape(0).run([])), "retention": lambda: plots.retention(forgetting()),
+    "retention, too short": lambda: plots.retention(forgetting()[1:3]), "retention of one": lambda: plots.retention([kept(1, 1, 1)]),
+    "retention of twelve": lambda: plots.retention([kept(limit, limit, max(0, 8 - limit)) for limit in range(1, 13)]),
 }
 
 
@@ -245,8 +261,31 @@ def test_the_rates_add_up_to_the_messages(word):
     assert round(sum(rate * (edges[1:] - edges[:-1])) / 1000) == 30                   # a second, over milliseconds
 
 
+def test_retention_shows_both_ends_with_colour_mark_and_word():
+    picture = plots.retention(forgetting())
+    above, below = picture.figure.axes
+    assert [bar.get_height() for bar in above.patches] == [5, 3, 0, 0] and [bar.get_height() for bar in below.patches] == [1, 2, 5, 8]
+    assert {to_hex(bar.get_facecolor()).upper() for bar in above.patches} == {LOOKS["duplicated"].colour}
+    assert [text.get_text() for text in named(above, "number")] == ["5 repeated", "3 repeated", "none repeated", "none repeated"]
+    assert sorted(set(named(above, "mark once")[0].get_xdata())) == [2, 3] and len(named(above, "mark duplicated")[0].get_xdata()) == 2 * 2
+    assert [label.get_text() for label in below.get_xticklabels()] == ["1", "2", "5", "all"]
+    assert repr(picture) == (
+        "The price of remembering: with 2 keys kept, 3 effects happened again; with 5 keys, none. 1 kept – 5 effects repeated, 1 row; "
+        "2 kept – 3 effects repeated, 2 rows; 5 kept – 0 effects repeated, 5 rows; all kept – 0 effects repeated, 8 rows.")
+
+
+def test_retention_says_so_where_no_limit_was_long_enough_or_each_was():
+    def title(runs):
+        return named(plots.retention(runs).figure.axes[0], "title")[0].get_text()
+    assert title(forgetting()[1:3]) == "with 2 keys kept, 3 effects still happened again"
+    assert title(forgetting()[3:]) == "no effect was repeated, however many keys were kept"
+    with pytest.raises(PlanError, match="no run"):
+        plots.retention([])
+
+
 def test_with_axes_given_a_picture_is_drawn_there_and_they_are_returned():
-    for draw in (tape.duplicated().plot, tape.once().trail(KEY).plot, tape.late().plot, many(8).plot, lambda ax: plots.queue_growth(many(8), ax)):
+    for draw in (tape.duplicated().plot, tape.once().trail(KEY).plot, tape.late().plot, many(8).plot, lambda ax: plots.queue_growth(many(8), ax),
+                 lambda ax: plots.retention(forgetting(), ax)):
         ax = Figure().add_subplot()
         assert draw(ax=ax) is ax and ax.has_data()
         assert len(ax.figure.axes) == 1

@@ -3,12 +3,13 @@
 from labkit.palette import WORST_FIRST
 from labkit.plots.cells import sweep_map
 from labkit.plots.growth import queue_growth
+from labkit.plots.kept import retention
 from labkit.plots.lanes import trail
 from labkit.plots.pairs import deliveries_and_effects
 from labkit.plots.picture import Picture
 from labkit.result import Run
 
-__all__ = ["Picture", "deliveries_and_effects", "queue_growth", "run", "sweep_map", "trail"]
+__all__ = ["Picture", "deliveries_and_effects", "queue_growth", "retention", "run", "sweep_map", "trail"]
 
 _FEW_KEYS = 6
 
