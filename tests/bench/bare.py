@@ -1,4 +1,4 @@
-"""The same work on the same messages in bare pika and sqlite3, as a person would write it in a script: what labkit is measured against."""
+"""The same work on the same messages in bare pika and sqlite3 or psycopg, as a person would write it in a script: what labkit is measured against."""
 
 import hashlib
 import json
@@ -8,9 +8,10 @@ import sqlite3
 import tempfile
 
 import pika
+import psycopg
 
 from labkit import sql
-from labkit.databases.sqlite import SqliteHome
+from labkit.databases.sqlite import SqliteHome, SqlitePlace
 from labkit.ledger import count_effects
 from labkit.message import POSITION_HEADER, reminders
 from labkit.topology import work_arguments
@@ -39,22 +40,21 @@ class Bare:
             assert count_effects(place) == {"invoice-1:reminder": 2}
         self.channel.queue_delete(queue)
 
-    def consume(self, queue: str, count: int, path: str) -> None:
+    def consume(self, queue: str, count: int, place) -> None:
         """Handles `count` messages in this process at prefetch 100, with the statements that the ledger uses."""
+        database, begin, log, claim, record = _open(place)
         channel = pika.BlockingConnection(self._address.parameters()).channel()
         channel.basic_qos(prefetch_count=100)
-        database = sqlite3.connect(path, isolation_level=None)
-        database.execute("PRAGMA synchronous = NORMAL")
         left = count
 
         def handle(channel, method, properties, body):
             nonlocal left
             message = json.loads(body)
             key, asked = message["effect_key"], json.dumps(message["payload"], sort_keys=True)
-            database.execute(sql.LOG_DELIVERY, (properties.message_id, key, 1, properties.message_id)).fetchone()
-            database.execute("BEGIN IMMEDIATE")
-            if database.execute(sql.CLAIM_KEY, (key, hashlib.sha256(asked.encode()).hexdigest()[:16])).rowcount:
-                database.execute(sql.RECORD, (key, json.dumps({})))
+            database.execute(log, (properties.message_id, key, 1, properties.message_id)).fetchone()
+            database.execute(begin)
+            if database.execute(claim, (key, hashlib.sha256(asked.encode()).hexdigest()[:16])).rowcount:
+                database.execute(record, (key, json.dumps({})))
             database.execute("COMMIT")
             channel.basic_ack(method.delivery_tag)
             left -= 1
@@ -63,6 +63,7 @@ class Bare:
         channel.basic_consume(queue, handle)
         channel.start_consuming()
         channel.connection.close()
+        database.close()
 
     def _publish(self, queue: str, count: int) -> None:
         for position, message in enumerate(reminders(count), 1):
@@ -83,3 +84,15 @@ class Bare:
             channel.basic_ack(method.delivery_tag)
             channel.basic_qos(prefetch_count=1)       # a round trip, so that the ack is known to have arrived
             os._exit(0)
+
+
+def _open(place) -> tuple:
+    """Returns a connection, and the text of: begin, the delivery log, the key, the effect."""
+    statements = (sql.LOG_DELIVERY, sql.CLAIM_KEY, sql.RECORD)
+    if isinstance(place, SqlitePlace):
+        database = sqlite3.connect(place, isolation_level=None)
+        database.execute("PRAGMA synchronous = NORMAL")
+        return database, "BEGIN IMMEDIATE", *statements
+    database = psycopg.connect(place.wire["conninfo"], autocommit=True)
+    database.execute(f"SET search_path TO {place.schema}")
+    return database, "BEGIN", *(statement.replace("?", "%s") for statement in statements)
