@@ -9,9 +9,11 @@ _PLAIN = {
     "reject": ("pika", "channel.basic_reject(method.delivery_tag, requeue=False)"),
     "receive": ("pika, then SQL", "channel.basic_qos(prefetch_count=1)\nchannel.basic_consume(queue, on_message, auto_ack=False)\n\n" + sql.LOG_DELIVERY.strip()),
     "ledger.record": ("SQL", sql.RECORD),
-    "ledger.record_once": ("SQL", f"BEGIN IMMEDIATE;\n{sql.CLAIM_KEY};\n-- one row changed: the key is new\n{sql.RECORD};\nCOMMIT;"),
+    "ledger.record_once": ("SQL", f"BEGIN IMMEDIATE;\n{sql.CLAIM_KEY};\n-- one row changed: the key is new\n{sql.RECORD};\n"
+                           f"-- none changed: a duplicate, or another payload under the same key\n{sql.FIND_FINGERPRINT};\nCOMMIT;"),
     "ledger.find": ("SQL", sql.FIND),
     "ledger.remember": ("SQL", sql.REMEMBER),
+    "status.move": ("SQL", f"{sql.MOVE_STATUS};\n-- one row changed: moved; none changed: it is in another status\n{sql.FIND_STATUS};"),
     "ledger.transaction": ("SQL", "BEGIN IMMEDIATE;\n-- your statements\nCOMMIT;  -- or ROLLBACK;"),
 }
 
