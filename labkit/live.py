@@ -16,7 +16,7 @@ class Live:
     """What `Lab.start` returns. Its methods may be called from any thread."""
 
     def __init__(self, plan: Plan, supervisor: Coroutine):
-        self._plan, self._supervisor, self._run = plan, None, None
+        self._plan, self._supervisor, self._stopped = plan, None, False
         self._inherited = ledger.count_effects_so_far(plan.ledger)
         self._work = controller.Work(self._carry_out(supervisor))
 
@@ -37,7 +37,7 @@ class Live:
 
     def stop(self) -> None:
         """Ends the run where it stands; its verdict is then unknown, unless it is broken already."""
-        controller.loop().call_soon_threadsafe(lambda: self._supervisor and self._supervisor.stop())
+        controller.loop().call_soon_threadsafe(self._stop)
 
     def end(self) -> None:
         """Stops the run and returns when it has cleaned up; how it ended stays with `wait`."""
@@ -54,8 +54,15 @@ class Live:
 
     async def _carry_out(self, supervisor: Coroutine) -> Run:
         self._supervisor = await supervisor
+        if self._stopped:
+            self._supervisor.stop()
         facts = await self._supervisor.carry_out()
         return self._judged(self._supervisor.events, facts, await asyncio.to_thread(_ask, ledger.count_effects, self._plan.ledger))
+
+    def _stop(self) -> None:
+        self._stopped = True                          # the supervisor may not be there yet
+        if self._supervisor:
+            self._supervisor.stop()
 
     def _so_far(self) -> Run:
         events, fired, where = controller.carry_out(self._look())

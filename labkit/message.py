@@ -50,7 +50,7 @@ class Message:
         try:
             self.body()
         except (TypeError, ValueError) as error:
-            raise PlanError(f"The payload of {self.message_id} cannot be written as JSON.", str(error),
+            raise PlanError(f"The payload of {self.message_id!r} cannot be written as JSON.", str(error),
                             "Use texts, numbers, booleans, None, lists and dictionaries with text keys.") from None
 
     def body(self) -> bytes:

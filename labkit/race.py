@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from labkit import steps
 from labkit.errors import HandlerError
 from labkit.result import STATUSES, Run
+from labkit.table import plain
 
 #: (step, outcome) -> what the worker did, in words; None is any other outcome
 _TOLD = {
@@ -124,7 +125,7 @@ def _tell(run: Run) -> Iterator[tuple[str, str]]:
     for event in run.events:
         worker = chr(ord("A") + int(event.lane.split()[1]) - 1) if event.lane.startswith("worker") else ""
         if event.phase == steps.FAILED:
-            yield event.name, f"{worker} fails: {event.detail['error']}"
+            yield event.name, f"{worker} fails: {plain(event.detail['error'])}"
         elif event.name == "waiting":
             yield event.name, f"{worker} waits for the lock"
         elif event.phase == steps.AFTER:

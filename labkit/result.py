@@ -18,6 +18,7 @@ from labkit import account, steps
 from labkit.databases import SqlitePlace
 from labkit.errors import LedgerError, PlanError
 from labkit.message import Message
+from labkit.table import plain
 from labkit.trace import Event
 
 #: every status that an effect key can end with -> its rule
@@ -116,7 +117,7 @@ class Run:
         from labkit.report import Trail
         if effect_key not in self._positions:
             raise PlanError(f"No message of this run has the effect key {effect_key!r}.", "a misspelt key",
-                            "The keys are: " + ", ".join(list(self._positions)[:10]) + ".")
+                            "The keys are: " + ", ".join(map(plain, list(self._positions)[:10])) + ".")
         return Trail(self, effect_key)
 
     def query(self, statement: str, parameters: tuple = ()) -> list[tuple]:

@@ -25,6 +25,7 @@ from labkit.relay import Relay
 from labkit.result import Facts
 from labkit.seat import Seat
 from labkit.stepping import Stepping
+from labkit.table import plain
 from labkit.trace import Event
 
 MAX_UNPLANNED_DEATHS = 5
@@ -195,7 +196,7 @@ class Supervisor:
         self._end("unreachable", f"the connection to the broker ended: {error.why or error.what}")
 
     def _exceed(self, effect_key: str) -> None:
-        self._end("max_deliveries", f"{effect_key} was delivered more than {self._plan.max_deliveries} times, so the run was stopped")
+        self._end("max_deliveries", f"{plain(effect_key)} was delivered more than {self._plan.max_deliveries} times, so the run was stopped")
 
     def _fail(self, error: LabError, reason: str) -> None:
         self._failure = error
@@ -237,7 +238,7 @@ class Supervisor:
         unanswered = [position for seat, tags in zip(self._seats, held) if not seat.hung for position in tags.values()]
         if unanswered:
             self._stuck_at = unanswered[0]
-            key = self._plan.messages[unanswered[0] - 1].effect_key
+            key = plain(self._plan.messages[unanswered[0] - 1].effect_key)
             self._stuck = f"the handler returned without an ack, nack or reject for {key}, so its delivery was never settled"
         else:
             self._end("stopped", _HUNG + self._locked())

@@ -1,6 +1,7 @@
 """The verdict: the rules that turn a run's facts into holds, broken or unknown, in the order in which they apply."""
 
 from labkit import steps
+from labkit.table import plain
 from labkit.trace import Event
 
 HOLDS, BROKEN, UNKNOWN = "holds", "broken", "unknown"
@@ -15,12 +16,12 @@ def _broken(run):
     facts = run.facts
     for key, status in run.statuses.items():
         if status == "duplicated":
-            return BROKEN, f"{key} was recorded {facts.effects[key]} times", _of(run, key, "ledger.record", "ledger.record_once", "ledger.execute", "killed")
+            return BROKEN, f"{plain(key)} was recorded {facts.effects[key]} times", _of(run, key, "ledger.record", "ledger.record_once", "ledger.execute", "killed")
     for key, status in run.statuses.items():
         if status == "lost":
-            return BROKEN, f"{key} was lost: no effect, and no message of it left", _of(run, key, steps.RECEIVE, steps.ACK, "killed", "exited")
+            return BROKEN, f"{plain(key)} was lost: no effect, and no message of it left", _of(run, key, steps.RECEIVE, steps.ACK, "killed", "exited")
     for key in run.strays:
-        return BROKEN, f"an effect was recorded for {key}, which nobody published", _of(run, key, *steps.STEPS)
+        return BROKEN, f"an effect was recorded for {plain(key)}, which nobody published", _of(run, key, *steps.STEPS)
     if facts.misuse:
         return BROKEN, facts.misuse, [e for e in run.events if e.name == "channel.closed"][:1]
     if facts.ending == "max_deliveries":
@@ -40,7 +41,7 @@ def _unknown(run):
             return UNKNOWN, f"the planned {plan} did not fire, so this run proves nothing about it", []
     for key, status in run.statuses.items():
         if status in ("pending", "unknown"):
-            return UNKNOWN, f"{key} is {status} at the end", _of(run, key, *steps.STEPS)
+            return UNKNOWN, f"{plain(key)} is {status} at the end", _of(run, key, *steps.STEPS)
 
 
 def _what_holds(run) -> str:

@@ -3,6 +3,7 @@
 from dataclasses import dataclass, field
 
 from labkit import steps
+from labkit.table import plain
 from labkit.trail import Entry, Trail
 
 _SHOWN_FIRST, _SHOWN_LAST = 10, 4
@@ -138,7 +139,7 @@ class _Reading:
             self._handling.pop(lane, None)
             self._tentative.pop(lane, None)
         elif name == "raised":
-            kind = detail["error"].split(":", 1)[0]
+            kind = plain(detail["error"].split(":", 1)[0])
             self._add("note", entry, ["raised", kind[:16]], f"{lane} raised {kind}")
         else:
             word = "frozen" if name == "stopped" else name

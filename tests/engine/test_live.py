@@ -49,6 +49,12 @@ def test_a_stopped_run_is_unknown_and_says_where_everything_is(lab):
     assert run.counts["once"] + run.counts["pending"] == 500 and run.counts["effects"] >= 2
 
 
+def test_a_run_that_is_stopped_before_it_has_begun_stops_too(lab):
+    live = lab.start(handlers.loop_for_ever, lab.reminders(1), deadline_s=10)
+    live.stop()
+    assert "stopped by hand" in live.wait().why
+
+
 def test_what_was_not_published_yet_when_the_run_was_stopped_is_not_lost(lab):
     live = lab.start(handlers.once_then_ack, lab.reminders(100), publish="while", rate=20)
     until(lambda: live.counts["effects"] >= 1)

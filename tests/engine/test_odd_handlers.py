@@ -5,8 +5,10 @@ import os
 import pika
 import pytest
 
-from labkit import HandlerError, Run, crash, hang, topology
+from labkit import HandlerError, Message, Run, crash, hang, plots, topology
+from labkit.table import plain
 from tests.engine import handlers
+from tests.test_report import Page
 
 
 def call_itself(delivery, shop):
@@ -238,3 +240,29 @@ def test_a_message_that_the_handler_publishes_itself_may_be_dead_lettered(lab, h
     run = lab.run(publish_another, lab.reminders(1))
     assert (run.verdict, run.counts["once"], run.strays) == ("holds", 1, {})
     assert [event.effect_key for event in run.events if event.name == "reject" and event.phase == "after"] == ["another"]
+
+
+@pytest.mark.parametrize("key", ["<script>alert('&')</script>", "\x1b[31mred\x07\x7f", "two\r\nlines\tand\0", "\u202eevil\u200f\u2028", "\U0001f600" * 63],
+                         ids=["markup", "escapes", "lines", "direction", "long"])
+def test_a_key_of_any_kind_is_shown_as_text_in_one_line(lab, key):
+    def record_twice_and_raise(delivery, shop):
+        for _ in range(2):
+            shop.ledger.record(delivery.message.effect_key)
+        raise ValueError(delivery.message.effect_key)
+    message = Message(key, key, payload={key: key}, correlation_id=key)
+    run, sweep, race = (lab.run(record_twice_and_raise, [message]), lab.sweep(record_twice_and_raise, [message]),
+                        lab.race(record_twice_and_raise, message, limit=1))
+    tables = run, run.trail(key), sweep, race
+    pictures = run.plot(), plots.deliveries_and_effects(run), plots.queue_growth(run), sweep.plot(), race.plot()
+    for shown in (*tables, *pictures):
+        assert plain(key) in repr(shown) and all(line.isprintable() for line in repr(shown).split("\n"))
+    for page in (Page(shown._repr_html_()) for shown in tables):
+        assert plain(key) in page.words and "script" not in {tag for tag, _ in page.tags}
+    assert all(picture.png for picture in pictures)
+
+
+def test_keys_that_are_named_in_a_reason_are_text_in_one_line_too(lab):
+    key = "two\r\nlines"
+    for handler in (handlers.effect_only, handlers.nack_always, lambda delivery, shop: delivery.ack()):
+        run = lab.run(handler, [Message(key)], max_deliveries=2)
+        assert run.verdict == "broken" and plain(key) in run.why and run.why.isprintable()
