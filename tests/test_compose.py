@@ -26,6 +26,10 @@ def test_every_image_is_pinned_to_a_full_version():
         assert re.fullmatch(r"\w+:\d+\.\d+\.\d+(-\w+)*", image)
 
 
+def test_the_health_check_leaves_the_cookie_to_the_node():
+    assert SERVICES["rabbitmq"]["healthcheck"]["test"].startswith("test -e /var/lib/rabbitmq/.erlang.cookie && rabbitmq-diagnostics ")
+
+
 def test_labkit_looks_for_the_broker_where_compose_puts_it(monkeypatch):
     for name in ("LABKIT_AMQP_URL", "LABKIT_RABBITMQ_SERVER", *DEFAULTS):
         monkeypatch.delenv(name, raising=False)
