@@ -24,6 +24,7 @@ def test_every_image_is_pinned_to_a_full_version():
     base = re.findall(r"^FROM (\S+)", (ROOT / "docker/Dockerfile").read_text(encoding="utf-8"), re.MULTILINE)
     for image in [SERVICES["rabbitmq"]["image"], *base]:
         assert re.fullmatch(r"\w+:\d+\.\d+\.\d+(-\w+)*", image)
+    assert re.fullmatch(r"postgres:\d+\.\d+", SERVICES["postgres"]["image"])          # whose versions have two parts
 
 
 def test_the_health_check_leaves_the_cookie_to_the_node():

@@ -36,7 +36,8 @@ def up(port: int | None = None, browser: bool = True) -> int:
     try:
         with broker.lease() as lease:
             address = _address(jupyter, log)
-            say(f"{lease}\nJupyterLab is ready at the address in the next line. Ctrl-C ends it, and RabbitMQ with it.\n{address}")
+            with_it = ", and RabbitMQ with it" if lease.origin == "private" else ""
+            say(f"{lease}\nJupyterLab is ready at the address in the next line. Ctrl-C ends it{with_it}.\n{address}")
             try:
                 return jupyter.wait()
             finally:
