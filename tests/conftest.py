@@ -1,10 +1,14 @@
 """The suite's shared fixtures and hooks."""
+import signal
+
 import pytest
 
 from tests import postgres
 from tests.postgres import pytest_collection_finish, pytest_unconfigure  # noqa: F401
 from tests.servers import (  # noqa: F401
     broker, pytest_configure, pytest_generate_tests, pytest_runtest_makereport, pytest_sessionfinish, pytest_terminal_summary, server)
+
+signal.signal(signal.SIGINT, signal.default_int_handler)                      # which a shell has its background jobs ignore
 
 
 @pytest.fixture(scope="session")
