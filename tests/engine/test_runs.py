@@ -273,7 +273,8 @@ def test_the_same_run_gives_the_same_trail(lab):
     def told(run):
         return [(e.lane, e.name, e.phase, e.position, e.attempt, e.tag, e.detail) for e in run.events]
     runs = [lab.run(handlers.effect_then_ack, lab.reminders(4), faults=[crash.after("ledger.record", message=2)]) for _ in range(5)]
-    assert all(told(run) == told(runs[0]) for run in runs)
+    for run in runs[1:]:
+        assert told(run) == told(runs[0])
 
 
 @pytest.mark.parametrize("arguments", [{"workers": 0}, {"acknowledge": "maybe"}, {"queue_type": "stream"}, {"publish": "never"},

@@ -20,10 +20,11 @@ UP = """
 import sys
 from contextlib import contextmanager
 from labkit import broker
+from labkit.broker import Address, Broker, Secret
 from labkit.setup import commands
 @contextmanager
 def lease():
-    yield "RabbitMQ, a stand-in"
+    yield Broker(Address("127.0.0.1", 5672, "lab", Secret("lab")), "url", "a stand-in")
 broker.lease = lease
 commands._set_up = lambda *_: None
 sys.exit(commands.main(["up", "--no-browser", *sys.argv[1:]]))
@@ -154,7 +155,7 @@ def test_a_taken_port_is_passed_over_unless_it_was_asked_for(tmp_path):
 
 
 def test_a_node_that_cannot_start_ends_jupyterlab_too_and_is_told(tmp_path):
-    failing = UP.replace('yield "RabbitMQ, a stand-in"', 'from labkit.errors import BrokerError; raise BrokerError("No RabbitMQ.")\n    yield')
+    failing = UP.replace("    yield", '    from labkit.errors import BrokerError\n    raise BrokerError("No RabbitMQ.")\n    yield')
     done = subprocess.run([sys.executable, "-c", failing], cwd=ROOT, env={**os.environ, "LABKIT_STATE": str(tmp_path)},
                           capture_output=True, text=True, timeout=60)
     assert done.returncode == 1 and "No RabbitMQ." in done.stderr and "http" not in done.stdout
