@@ -115,7 +115,8 @@ class Channel:
         def take(_, __, properties, ___):
             headers = properties.headers or {}
             _soon(on_message, properties.message_id, headers.get(POSITION_HEADER), headers)
-        self._calls.send(lambda: self._pika.basic_consume(queue, take, auto_ack=True))
+        done = self._calls.expect()
+        self._calls.send(lambda: self._pika.basic_consume(queue, take, auto_ack=True, callback=done))
 
     async def drain(self, queue: str, count: int) -> set[int]:
         """Takes `count` messages out of `queue` and returns their positions."""
@@ -140,7 +141,7 @@ class Channel:
         for queue in queues:
             self._calls.send(lambda: self._pika.queue_delete(queue))
         self.on_end = lambda error: None
-        if self._pending or self._calls.abandoned:    # answers may still come that a later run would take for its own
+        if self._pending or self._calls.unanswered:   # a later run would take the answer for its own, or publish before it may declare
             self._pika.close()
         else:
             self._session._free.append(self)
@@ -172,7 +173,7 @@ class _Calls:
     def __init__(self):
         self._waiting: set[asyncio.Future] = set()
         self._ended: BaseException | None = None
-        self.abandoned = False                        # nobody waits any more for an answer that may still come
+        self.unanswered = 0                           # answers that may still come, and that nobody waits for
 
     async def make(self, send: Callable[[Callable], Any]) -> Any:
         """Sends a request with a callback for its answer, and returns the answer."""
@@ -185,10 +186,17 @@ class _Calls:
         except pika.exceptions.AMQPError as error:
             raise _lost(error) from None
         except asyncio.CancelledError:
-            self.abandoned = True
+            self.unanswered += 1
             raise
         finally:
             self._waiting.discard(answer)
+
+    def expect(self) -> Callable[[Any], None]:
+        """Returns a callback for the answer to a request that is not waited for."""
+        def answered(_) -> None:
+            self.unanswered -= 1
+        self.unanswered += 1
+        return answered
 
     def send(self, send: Callable[[], Any]) -> None:
         """Sends a request that has no answer."""
