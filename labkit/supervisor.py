@@ -185,8 +185,8 @@ class Supervisor:
         seat.process = None
         if self._deaths > MAX_UNPLANNED_DEATHS:
             self._end("gave up", f"the worker processes ended by themselves {self._deaths} times, so the supervisor gave up")
-        elif self._plan.automatic and self._plan.workers == 1 and self._publisher.done:
-            self._recount = True                      # what was in its buffer is gone; the queue tells what is left
+        elif self._plan.workers == 1 and self._publisher.done and (self._plan.automatic or self.account.outstanding):
+            self._recount = True                      # its successor finds the queue as it is when the broker has taken back what it held
         elif self.account.outstanding or not self._publisher.done:
             self._seat(seat)
         else:
