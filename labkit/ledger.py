@@ -29,13 +29,16 @@ class Ledger:
         another payload, which is kept apart in `conflicts` for a person. In both of these no effect is written.
         """
         with self._step(steps.LEDGER_RECORD_ONCE, effect_key) as passage, self._access.atomic():
-            fingerprint = self._fingerprint()
-            if self._access.sql(sql.CLAIM_KEY, (effect_key, fingerprint)).rowcount:
+            fingerprint, known = self._fingerprint(), None
+            while not (new := self._access.sql(sql.CLAIM_KEY, (effect_key, fingerprint)).rowcount) \
+                    and not (known := self._access.sql(sql.FIND_FINGERPRINT, (effect_key,)).fetchone()):
+                pass                                  # another worker has forgotten the key meanwhile
+            if new:
                 self._access.sql(sql.RECORD, (effect_key, json.dumps(detail)))
                 if self._forget_after:
                     self._access.sql(sql.FORGET_KEYS, (self._forget_after,))
                 passage.outcome = "recorded"
-            elif self._access.sql(sql.FIND_FINGERPRINT, (effect_key,)).fetchone() == (fingerprint,):
+            elif known == (fingerprint,):
                 passage.outcome = "duplicate"
             else:
                 self._access.sql(sql.KEEP_CONFLICT, (effect_key, fingerprint, self._access.delivery().message.message_id))

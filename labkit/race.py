@@ -17,6 +17,8 @@ _TOLD = {
     (steps.LEDGER_FIND, "nothing"): "finds nothing", (steps.LEDGER_FIND, "found"): "finds the effect",
     (steps.LEDGER_RECORD, None): "records",
     (steps.LEDGER_RECORD_ONCE, "recorded"): "records", (steps.LEDGER_RECORD_ONCE, "duplicate"): "finds a duplicate",
+    (steps.LEDGER_RECORD_ONCE, "conflict"): "finds a conflict",
+    (steps.STATUS_MOVE, "moved"): "moves the status", (steps.STATUS_MOVE, None): "does not move the status",
     (steps.LEDGER_REMEMBER, "new"): "remembers the message", (steps.LEDGER_REMEMBER, "duplicate"): "remembered it already",
     (steps.LEDGER_BEGIN, None): "begins", (steps.LEDGER_COMMIT, None): "commits", (steps.LEDGER_ROLLBACK, None): "rolls back",
     (steps.LEDGER_EXECUTE, None): "runs its statement",
