@@ -60,6 +60,12 @@ class Access:
                 self.sql("ROLLBACK")
             raise
 
+    def abandon(self) -> bool:
+        """Undoes the transaction that is open, and tells whether there was one."""
+        if was_open := self.in_transaction:
+            self._connection.execute("ROLLBACK")
+        return was_open
+
     def fileno(self) -> int | None:
         """Returns the descriptor that would hold this worker's connection open in a child, if there is one."""
         return self._connection.fileno() if self._connection and self._connection.fileno and not self._connection.broken else None

@@ -71,7 +71,7 @@ class Firing:
             case "fail":
                 process.tell({"t": "answer", "do": "raise"}, cloudpickle.dumps(fault.error))
             case "lose":
-                about, lane = seat.about, seat.lane
+                about = seat.about
                 self.relay.on_drop = lambda: self._lost(index, about)
                 self.relay.arm(seat.asked["channel"], seat.asked["tag"])
                 process.tell({"t": "answer", "do": "lose"})

@@ -111,9 +111,10 @@ class Lab:
 
         limit: schedules to try at most; a search that was cut off is unknown, unless it found a break
         seed:  draws which orders are tried first; without one the first worker goes as far as it can
-        Takes the other arguments of `run`, but for the faults. Raises as `run` does.
+        Takes the other arguments of `run`, but for faults, prefetch and acknowledge. Raises as `run` does.
         """
-        _check("race", arguments, faults="a race plans the order of the steps, and nothing else")
+        _check("race", arguments, faults="a race plans the order of the steps, and nothing else", prefetch="each worker holds one copy",
+               acknowledge="the ack is one of the steps whose order is tried")
         positive("workers", workers, int)
         positive("limit", limit, int)
         if workers < 2:
@@ -142,10 +143,12 @@ class Lab:
             self._crew = None
             if self._session:
                 controller.loop().call_soon_threadsafe(self._session.close)
-            self._home.close()
-            shutil.rmtree(self._folder, ignore_errors=True)
-            if not self._borrowed:
-                self.broker.release()
+            try:
+                self._home.close()
+            finally:
+                shutil.rmtree(self._folder, ignore_errors=True)
+                if not self._borrowed:
+                    self.broker.release()
 
     def __enter__(self) -> "Lab":
         return self

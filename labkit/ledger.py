@@ -29,16 +29,14 @@ class Ledger:
         another payload, which is kept apart in `conflicts` for a person. In both of these no effect is written.
         """
         with self._step(steps.LEDGER_RECORD_ONCE, effect_key) as passage, self._access.atomic():
-            fingerprint, known = self._fingerprint(), None
-            while not (new := self._access.sql(sql.CLAIM_KEY, (effect_key, fingerprint)).rowcount) \
-                    and not (known := self._access.sql(sql.FIND_FINGERPRINT, (effect_key,)).fetchone()):
-                pass                                  # another worker has forgotten the key meanwhile
-            if new:
+            fingerprint = self._fingerprint()
+            known = self._claim(effect_key, fingerprint)
+            if known is None:
                 self._access.sql(sql.RECORD, (effect_key, json.dumps(detail)))
                 if self._forget_after:
                     self._access.sql(sql.FORGET_KEYS, (self._forget_after,))
                 passage.outcome = "recorded"
-            elif known == (fingerprint,):
+            elif known == fingerprint:
                 passage.outcome = "duplicate"
             else:
                 self._access.sql(sql.KEEP_CONFLICT, (effect_key, fingerprint, self._access.delivery().message.message_id))
@@ -96,6 +94,14 @@ class Ledger:
         if effect_key is not None and (delivery is None or effect_key != delivery.message.effect_key):
             detail["effect_key"] = _as_text(effect_key)
         return self._access.gate.step(name, delivery, **detail)
+
+    def _claim(self, effect_key: str, fingerprint: str) -> str | None:
+        """Writes the key and returns None; or returns the fingerprint that it is there with already."""
+        while True:
+            if self._access.sql(sql.CLAIM_KEY, (effect_key, fingerprint)).rowcount:
+                return None
+            if known := self._access.sql(sql.FIND_FINGERPRINT, (effect_key,)).fetchone():
+                return known[0]                       # else another worker has forgotten the key meanwhile
 
     def _fingerprint(self) -> str:
         """Returns what the message asks for in a few letters: the same for the same payload."""

@@ -1,7 +1,6 @@
 """A run that is under way: it can be looked at, hurt, stopped and waited for."""
 
 import asyncio
-import sqlite3
 from collections.abc import Callable, Coroutine
 from dataclasses import replace
 from typing import Any
@@ -77,8 +76,8 @@ class Live:
 
 
 def _ask(count: Callable, place: Any) -> dict[str, int] | None:
-    """Returns the effects; None, which makes every status unknown, when the ledger is away."""
+    """Returns the effects; None, which makes every status unknown, when the ledger is away, or holds no table of effects any more."""
     try:
         return count(place)
-    except Exception:                                 # its file may be there, and hold no ledger any more
+    except (LedgerError, place.Error):
         return None

@@ -23,7 +23,7 @@ import pika
 from labkit import leavings, link, steps
 from labkit.access import Access
 from labkit.delivery import BROKEN, Delivery
-from labkit.errors import LedgerError, told
+from labkit.errors import HandlerError, LedgerError, told
 from labkit.ledger import Ledger
 from labkit.message import POSITION_HEADER, Message
 from labkit.origin import learner_frames
@@ -176,6 +176,10 @@ class Worker:
             finally:
                 if self._is_copy:                     # a child that the handler forked came back from it, as no worker
                     os._exit(0)
+                left_open = self._access.abandon()    # else the next delivery would begin inside it
+            if left_open:
+                raise HandlerError("The handler left a transaction open, which was undone.", "it began one by a statement of its own, and did not end it",
+                                   "Write `with shop.ledger.transaction():`.")
             self._gate.note("returned", delivery)
         except BaseException as error:
             self._gate.note("raised", delivery, error=told(error), frames=learner_frames(error.__traceback__))

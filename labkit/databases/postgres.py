@@ -7,7 +7,11 @@ when the backend has ended. So whoever gets that lock alone knows that no killed
 import functools
 import json
 import re
+import sqlite3
+import threading
 import uuid
+from collections.abc import Iterable
+from contextlib import closing
 from typing import Any
 
 import psycopg
@@ -31,7 +35,7 @@ _OF_TRANSACTIONS = {"BEGIN", "START", "COMMIT", "END", "ROLLBACK", "ABORT", "SAV
 _PARTS = re.compile(r"""(?<!\w)[eE]'(?:[^'\\]|\\.|'')*'|'(?:[^']|'')*'|"[^"]*"|--[^\n]*|/\*.*?\*/|(\$\w*\$).*?\1|\?|%""", re.DOTALL)
 _AWAY = {"08", "28", "3D", "53", "58", "XX"}           # classes of errors: connection, password, database, resources, system
 _OLD_ONES = "SELECT nspname FROM pg_namespace WHERE nspname ~ %s AND pg_has_role(nspowner, 'USAGE')"
-_NAMED = f"^({_PREFIX}[0-9a-f]{{12}})_[0-9]+$"
+_NAMED = f"^{_PREFIX}[0-9a-f]{{12}}_[0-9]+$"
 _TABLES = "SELECT table_name FROM information_schema.tables WHERE table_schema = %s AND table_type = 'BASE TABLE'"
 _COUNTERS = "SELECT table_name, column_name FROM information_schema.columns WHERE table_schema = %s AND is_identity = 'YES'"
 
@@ -41,11 +45,14 @@ class PostgresHome:
 
     def __init__(self, url: str):
         try:
-            self._conninfo = make_conninfo(url, options=" ".join(filter(None, (conninfo_to_dict(url).get("options"), _OPTIONS))))
+            parts = conninfo_to_dict(url)
         except psycopg.ProgrammingError:
+            parts = {"host": "@"}
+        if "@" in parts.get("host", ""):              # what is left of a password that holds one; libpq would show it
             raise PlanError("The ledger's URL cannot be read.", "a part of it is misspelt, or a sign in its password is not written as %xx",
-                            "Write postgresql://user:password@host:port/database.") from None
-        self._name, self._count = f"{_PREFIX}{uuid.uuid4().hex[:12]}", 0
+                            "Write postgresql://user:password@host:port/database.")
+        self._conninfo = make_conninfo(url, options=" ".join(filter(None, (parts.get("options"), _OPTIONS))))
+        self._name, self._count, self._alone = f"{_PREFIX}{uuid.uuid4().hex[:12]}", 0, threading.Lock()
         self._db = self._open()
         if self._db.info.server_version < 140000:
             raise LedgerError(f"This PostgreSQL is of version {self._db.info.server_version // 10000}.", "labkit needs 14 or newer",
@@ -57,6 +64,18 @@ class PostgresHome:
         if earlier is not None and not isinstance(earlier, PostgresPlace):
             raise PlanError("This ledger cannot go on here.", "it is kept in SQLite, and this lab keeps its ledgers in PostgreSQL",
                             "Go on in a lab with the same ledger=….")
+        with self._alone:
+            return self._make(earlier)
+
+    def close(self) -> None:
+        """Removes the schemas."""
+        try:
+            self._drop(f"{self._name}_{number}" for number in range(1, self._count + 1))
+            self._db.close()
+        except psycopg.OperationalError:
+            pass                                      # the server is gone; the next lab on it removes them
+
+    def _make(self, earlier: "PostgresPlace | None") -> "PostgresPlace":
         try:
             self._db.execute("SELECT 1")
         except psycopg.OperationalError:              # the server was started anew since the last run
@@ -75,18 +94,9 @@ class PostgresHome:
             raise _as_ours(error) from None
         return place
 
-    def close(self) -> None:
-        """Removes the schemas."""
-        try:
-            for number in range(1, self._count + 1):
-                self._drop(f"{self._name}_{number}")
-            self._db.close()
-        except psycopg.OperationalError:
-            pass                                      # the server is gone; the next lab on it removes them
-
     def _open(self) -> psycopg.Connection:
         """Returns a connection that holds the lock of this lab's name, as a sign that the lab lives."""
-        db = _connect(self._conninfo)
+        db = _connect(self._conninfo, lock_timeout=_BUSY_MS)
         db.execute("SELECT pg_advisory_lock(hashtext(%s))", (self._name,))
         return db
 
@@ -107,16 +117,21 @@ class PostgresHome:
         left = {schema.rpartition("_")[0] for schema, in self._db.execute(_OLD_ONES, (_NAMED,)).fetchall()} - {self._name}
         for name in left:
             if self._db.execute("SELECT pg_try_advisory_lock(hashtext(%s))", (name,)).fetchone()[0]:
-                for schema, in self._db.execute(_OLD_ONES, (f"^{name}_[0-9]+$",)).fetchall():
-                    self._drop(schema)
+                self._drop(schema for schema, in self._db.execute(_OLD_ONES, (f"^{name}_[0-9]+$",)).fetchall())
                 self._db.execute("SELECT pg_advisory_unlock(hashtext(%s))", (name,))
 
-    def _drop(self, schema: str) -> None:
-        self._db.execute(names.SQL("DROP SCHEMA IF EXISTS {} CASCADE").format(names.Identifier(schema)))
+    def _drop(self, schemas: Iterable[str]) -> None:
+        try:
+            for schema in schemas:
+                self._db.execute(names.SQL("DROP SCHEMA IF EXISTS {} CASCADE").format(names.Identifier(schema)))
+        except psycopg.errors.LockNotAvailable:
+            pass                                      # somebody reads it in a transaction; a later lab removes it
 
 
 class PostgresPlace:
-    """One ledger: a schema."""
+    """One ledger: a schema. `Error` is what a statement of one's own may raise."""
+
+    Error = psycopg.Error
 
     def __init__(self, conninfo: str, schema: str):
         self._conninfo, self.schema = conninfo, schema
@@ -145,8 +160,6 @@ class PostgresPlace:
 
     def save(self, path) -> None:
         """Writes a copy of the ledger as an SQLite file."""
-        import sqlite3
-        from contextlib import closing
         with _connect(self._conninfo, self.schema) as old:
             if not (tables := old.execute(_TABLES, (self.schema,)).fetchall()):
                 raise LedgerError("The ledger is away.", "its lab was closed, which removes it", "Save a run while its lab is open.")

@@ -44,7 +44,9 @@ class SqliteHome:
 
 
 class SqlitePlace(os.PathLike):
-    """One ledger, a file; `sqlite3.connect(place)` opens it."""
+    """One ledger, a file; `sqlite3.connect(place)` opens it. `Error` is what a statement of one's own may raise."""
+
+    Error = sqlite3.Error
 
     def __init__(self, path: str | os.PathLike):
         self._path = os.fspath(path)

@@ -11,23 +11,10 @@ import pytest
 from labkit import LedgerError, Message, crash, fail, lose, plots
 from labkit.databases import SqlitePlace
 from tests.claims.counting import numbers
-from tests.engine.handlers import once_then_ack
+from tests.engine.handlers import look_inside, look_then_record, once_then_ack
 
 INSERT_KEY = "INSERT INTO effect_keys (effect_key, fingerprint) VALUES (?, '')"
 AWAY, SLOW = LedgerError("The ledger is away."), TimeoutError("the database is slow")
-
-
-def look_then_record(delivery, shop):
-    if shop.ledger.find(delivery.message.effect_key) is None:
-        shop.ledger.record(delivery.message.effect_key)
-    delivery.ack()
-
-
-def look_inside(delivery, shop):
-    with shop.ledger.transaction():
-        if shop.ledger.find(delivery.message.effect_key) is None:
-            shop.ledger.record(delivery.message.effect_key)
-    delivery.ack()
 
 
 def remember_first(delivery, shop):

@@ -18,6 +18,20 @@ def once_then_ack(delivery, shop):
     delivery.ack()
 
 
+def look_then_record(delivery, shop):
+    if shop.ledger.find(delivery.message.effect_key) is None:
+        shop.ledger.record(delivery.message.effect_key)
+    delivery.ack()
+
+
+def look_inside(delivery, shop):
+    """Looks and records inside one transaction."""
+    with shop.ledger.transaction():
+        if shop.ledger.find(delivery.message.effect_key) is None:
+            shop.ledger.record(delivery.message.effect_key)
+    delivery.ack()
+
+
 def effect_only(delivery, shop):
     shop.ledger.record(delivery.message.effect_key)
 

@@ -5,24 +5,7 @@ import os
 import pytest
 
 from labkit import HandlerError, PlanError, crash
-
-
-def look_then_record(delivery, shop):
-    if shop.ledger.find(delivery.message.effect_key) is None:
-        shop.ledger.record(delivery.message.effect_key)
-    delivery.ack()
-
-
-def record_once(delivery, shop):
-    shop.ledger.record_once(delivery.message.effect_key)
-    delivery.ack()
-
-
-def look_then_record_under_a_lock(delivery, shop):
-    with shop.ledger.transaction():
-        if shop.ledger.find(delivery.message.effect_key) is None:
-            shop.ledger.record(delivery.message.effect_key)
-    delivery.ack()
+from tests.engine.handlers import look_inside, look_then_record, once_then_ack
 
 
 @pytest.fixture
@@ -38,7 +21,7 @@ def test_look_up_then_record_is_found_out_and_its_order_told(lab, message):
 
 
 def test_a_unique_key_holds_in_every_order(lab, message):
-    race = lab.race(record_once, message)
+    race = lab.race(once_then_ack, message)
     assert (race.verdict, race.tried, race.total) == ("holds", 20, 20)
     assert race.counts["once"] == 20
 
@@ -53,7 +36,7 @@ def test_every_order_of_two_times_four_steps_is_tried_once(lab, message):
 
 
 def test_a_worker_that_waits_for_the_others_lock_takes_no_step(lab, message):
-    race = lab.race(look_then_record_under_a_lock, message)
+    race = lab.race(look_inside, message)
     assert (race.verdict, race.counts["once"]) == ("holds", race.total)
     waited = next(schedule for schedule in race.schedules if "B waits for the lock" in schedule.told)
     between = waited.told[waited.told.index("B waits for the lock"):waited.told.index("A commits")]
@@ -61,7 +44,7 @@ def test_a_worker_that_waits_for_the_others_lock_takes_no_step(lab, message):
 
 
 def test_a_search_that_was_cut_off_proves_nothing_unless_it_found_a_break(lab, message):
-    cut = lab.race(record_once, message, limit=5)
+    cut = lab.race(once_then_ack, message, limit=5)
     assert (cut.verdict, cut.tried, cut.total) == ("unknown", 5, None)
     assert "there are more" in cut.why
     assert lab.race(look_then_record, message, limit=30).verdict == "broken"
@@ -69,7 +52,7 @@ def test_a_search_that_was_cut_off_proves_nothing_unless_it_found_a_break(lab, m
 
 def test_the_same_seed_tries_the_same_orders(lab, message):
     def orders(seed):
-        return [schedule.order for schedule in lab.race(record_once, message, workers=3, limit=3, seed=seed).schedules]
+        return [schedule.order for schedule in lab.race(once_then_ack, message, workers=3, limit=3, seed=seed).schedules]
     assert orders(1) == orders(1)
     assert orders(1) != orders(2)
 
@@ -109,4 +92,4 @@ def test_a_worker_that_raises_while_racing_is_told(lab, message):
     ({"limits": 5}, "perhaps 'limit'"), ({"workers": 1}, "nobody to race with"), ({"workers": "2"}, "workers is '2'"), ({"limit": 0}, "limit is 0")])
 def test_a_race_that_cannot_be_carried_out_is_refused(lab, message, arguments, told):
     with pytest.raises(PlanError, match=told):
-        lab.race(record_once, message, **arguments)
+        lab.race(once_then_ack, message, **arguments)
