@@ -109,12 +109,14 @@ class Race:
         beginning: tuple[int, ...] = ()
         untried: list[list[int]] = []                 # for each turn of the beginning: who has not gone there yet
         while len(self.schedules) < limit:
-            self.schedules.append(latest := Schedule(run(beginning), run))
+            latest = Schedule(run(beginning), run)
             if latest.order[:len(beginning)] != beginning:
                 raise HandlerError("The handler did not take the same steps when the same order was repeated.",
                                    "it depends on chance, on the time, or on what an earlier run left", "Seed what is random, and run the race again.")
-            for turn in range(len(beginning), len(latest.order)):
-                untried.append([number for number in latest.run.facts.choices[turn][0] if number != latest.order[turn]])
+            choices = latest.run.facts.choices
+            if not beginning or len(choices[len(beginning) - 1][0]) > 1:      # else that worker only waited, which changes nothing
+                self.schedules.append(latest)
+                untried += [[number for number in can if number != goes] for can, goes in choices[len(beginning):]]
             while untried and not untried[-1]:
                 untried.pop()
             if not untried:

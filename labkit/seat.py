@@ -30,7 +30,7 @@ class Seat:
     @property
     def at_work(self) -> bool:
         """Tells whether the handler may still do something."""
-        return self.running and not self.hung
+        return self.running and self.hung != "for good"
 
     @property
     def about(self) -> dict[str, Any]:

@@ -30,6 +30,7 @@ class Stepping(Firing):
         self._standing: dict[int, Seat] = {}          # at a gate, and could go
         self._waiting: dict[int, Seat] = {}           # for the lock
         self._finished: set[int] = set()
+        self._inside: set[int] = set()                # a transaction
 
     def ask(self, seat: Seat, asked: dict[str, Any]) -> None:
         """Hears that a worker stands at a gate; it is answered when its turn comes."""
@@ -40,8 +41,12 @@ class Stepping(Firing):
                 self._standing[seat.number] = seat
             case steps.WAITING:
                 self._waiting[seat.number] = seat
+                self.choices[-1] = [seat.number], seat.number                 # nothing happened: whoever else could go still can
             case steps.AFTER:
+                if asked["step"] == steps.LEDGER_BEGIN:
+                    self._inside.add(seat.number)
                 if asked["step"] in _LET_GO:
+                    self._inside.discard(seat.number)
                     self._let_try_again()
                 seat.process.tell({"t": "answer", "do": "go"})
         self._choose()
@@ -51,6 +56,7 @@ class Stepping(Firing):
         self._standing.pop(seat.number, None)
         self._waiting.pop(seat.number, None)
         self._finished.add(seat.number)
+        self._inside.discard(seat.number)
         self._let_try_again()
         self._choose()
 
@@ -71,4 +77,6 @@ class Stepping(Firing):
             seat.process.tell({"t": "answer", "do": "raise"}, pickle.dumps(LedgerLocked()))
 
     def _draw(self, can: list[int]) -> int:
+        """Returns who goes: best one whom another's transaction may keep waiting, since whether it does then shows in this run."""
+        can = [number for number in can if self._inside - {number}] or can
         return can[0] if self._seed is None else random.Random(f"{self._seed} {self.choices}").choice(can)

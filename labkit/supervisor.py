@@ -150,7 +150,7 @@ class Supervisor:
             case "fenced":
                 self.firing.fire(seat)
             case "unreachable":
-                self._end("unreachable", f"worker {seat.number} could not reach the broker: {frame['error']}")
+                self._end("unreachable", f"the connection to the broker ended: worker {seat.number} cannot reach it any more: {frame['error']}")
             case "unusable":
                 self._fail(HandlerError("A worker process could not load the handler.", frame["error"],
                                         "Import what it needs inside the handler, or keep helper files beside the notebook."), "the handler could not be loaded")
@@ -227,8 +227,9 @@ class Supervisor:
         if not self._publisher.done or any(seat.at_work for seat in self._seats):
             return False
         outstanding, held = self.account.outstanding, [self.account.held[seat.lane] for seat in self._seats]
-        if not outstanding:                           # a message that nobody knows of is waited for
-            return not self._left or any(seat.deliveries for seat in self._seats)
+        if not outstanding:                           # a message that nobody knows of is waited for, and an answer that follows an error
+            return all(seat.idle or seat.hung or not seat.process for seat in self._seats if seat.deliveries) and (
+                not self._left or any(seat.deliveries for seat in self._seats))
         if not all(seat.hung == "for good" or (seat.idle and not seat.hung) for seat in self._seats):
             return False
         everything = {position for tags in held for position in tags.values()} == outstanding

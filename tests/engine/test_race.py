@@ -38,6 +38,8 @@ def test_every_order_of_two_times_four_steps_is_tried_once(lab, message):
 def test_a_worker_that_waits_for_the_others_lock_takes_no_step(lab, message):
     race = lab.race(look_inside, message)
     assert (race.verdict, race.counts["once"]) == ("holds", race.total)
+    done = {tuple((event.lane, event.name) for event in schedule.run.events if event.phase == "after") for schedule in race.schedules}
+    assert len(done) == race.total                    # no two of them differ by a wait only
     waited = next(schedule for schedule in race.schedules if "B waits for the lock" in schedule.told)
     between = waited.told[waited.told.index("B waits for the lock"):waited.told.index("A commits")]
     assert not [step for step in between if step.startswith("B") and "waits" not in step]

@@ -38,6 +38,19 @@ def find_first(delivery, shop):
         delivery.ack()
 
 
+def effect_then_error(delivery, shop):
+    shop.ledger.record(delivery.message.effect_key)
+    raise ValueError("no stamps left")
+
+
+def test_each_crash_point_of_a_handler_that_raises_is_reached(lab):
+    sweep = lab.sweep(effect_then_error, lab.reminders(1))
+    assert table(sweep) == {
+        "no crash": "once", "before receive": "once", "after receive": "once", "before ledger.record": "once",
+        "after ledger.record": "duplicated", "before reject": "duplicated", "after reject": "once"}
+    assert all(row.run.facts.fired == [1] for row in sweep.rows[1:])
+
+
 def test_depth_two_kills_again_where_only_the_recovery_goes(lab):
     sweep = lab.sweep(find_first, lab.reminders(1), depth=2)
     assert {row.point for row in sweep.rows if len(row.faults) == 2} == {
