@@ -152,8 +152,9 @@ def test_a_worker_that_hangs_in_a_transaction_is_told_to_hold_the_lock(lab, mess
 
 
 def test_a_kill_under_automatic_acknowledgement_does_not_end_the_publishing(lab):
-    run = lab.run(handlers.effect_only, lab.reminders(4), acknowledge="auto", publish="while", rate=50, faults=[crash.before("ledger.record")])
-    assert (run.verdict, run.counts["published"], run.counts["lost"], run.counts["once"]) == ("broken", 4, 1, 3)
+    run = lab.run(handlers.effect_only, lab.reminders(4), acknowledge="auto", publish="while", rate=20, faults=[crash.before("ledger.record")])
+    assert (run.verdict, run.counts["published"]) == ("broken", 4)
+    assert run.counts["lost"] >= 1 and run.counts["once"] >= 1 and run.counts["lost"] + run.counts["once"] == 4   # what came before the broker saw the death is lost too
 
 
 def leave_a_variable(delivery, shop):
