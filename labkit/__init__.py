@@ -12,7 +12,9 @@ _PUBLIC = {
     # the faults
     "crash": "faults", "hang": "faults", "lose": "faults", "fail": "faults",
     # what it gives back
-    "Run": "result", "Sweep": "sweep", "STEPS": "steps", "STATUSES": "result",
+    "Run": "result", "Production": "production", "Sweep": "sweep", "STEPS": "steps", "STATUSES": "result", "OUTCOMES": "production",
+    # a relay for `Lab.produce`
+    "publish_outbox": "outbox",
     # the errors
     "LabError": "errors", "BrokerError": "errors", "HandlerError": "errors", "LedgerError": "errors", "PlanError": "errors", "WorkerError": "errors",
 }

@@ -54,6 +54,7 @@ class Session:
         channel._pika = await _in_time(self._calls.make(lambda done: self.connection.channel(on_open_callback=done)), answer_s)
         channel._pika.add_on_close_callback(lambda _, error: channel._end(error))
         channel._pika.add_on_return_callback(channel._returned)
+        channel._pika.add_callback(lambda _: channel._on_empty(None), [pika.spec.Basic.GetEmpty], one_shot=False)
         await _in_time(channel._calls.make(lambda done: channel._pika.confirm_delivery(channel._confirmed, callback=done)), answer_s)
         return channel
 
@@ -74,6 +75,7 @@ class Channel:
         self.on_end: Callable[[BrokerError], None] = lambda error: None
         self._sequence, self._pending, self._settled = 0, {}, asyncio.Event()
         self._on_outcome: Callable[[int, str], None] = lambda position, outcome: None
+        self._on_empty: Callable[[None], None] = lambda _: None
 
     @property
     def blocked(self) -> str | None:
@@ -133,6 +135,20 @@ class Channel:
                 await arrived.wait()
             await self._calls.make(lambda done: self._pika.basic_cancel(frame.method.consumer_tag, callback=done))
         return set(found)
+
+    async def take_all(self, queue: str) -> list[Message]:
+        """Takes every message out of `queue`, to which nobody publishes any more, and returns them in their order."""
+        found: list[Message] = []
+        while True:                                   # asked of the queue itself, since its length is told late
+            answer = await self._calls.make(lambda done: self._get(queue, done))
+            if answer is None:
+                return found
+            found.append(Message.from_any(*answer))
+
+    def _get(self, queue: str, done: Callable[[Any], None]) -> None:
+        """Asks for one message: done((body, message id, correlation id)), or done(None) when there is none."""
+        self._on_empty = done
+        self._pika.basic_get(queue, lambda _, __, properties, body: done((body, properties.message_id, properties.correlation_id)), auto_ack=True)
 
     def give_back(self, *queues: str) -> None:
         """Removes the queues, without waiting, and lets a later run have the channel."""

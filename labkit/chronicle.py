@@ -69,7 +69,8 @@ class Chronicle:
                 seat.running = False                  # the worker does not enter the handler again
             if max(about["attempt"] or 0, self._handed[about["message_id"]]) > self._plan.max_deliveries:
                 self._on_excess(about["effect_key"])
-        self._take(Event(self._ms(ns), seat.lane, name, phase, **seat.deliveries.get(number, {}), detail=detail))
+        about = seat.deliveries.get(number) or {"message_id": detail.get("event_id"), "effect_key": detail.get("effect_key")}
+        self._take(Event(self._ms(ns), seat.lane, name, phase, **about, detail=detail))
         match name:
             case "returned":
                 seat.running = False

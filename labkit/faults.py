@@ -1,7 +1,7 @@
 """The faults: what is planned to happen at which step. Plain data; the supervisor holds and fires them.
 
     crash.before("ack")      crash.after("ledger.record", message=3)      hang.at("ack", seconds=2)
-    lose.ack(message=2)      fail("ledger.record", TimeoutError("slow"), times=2)
+    lose.ack(message=2)      lose.confirm()      fail("ledger.record", TimeoutError("slow"), times=2)
 """
 
 import difflib
@@ -9,7 +9,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from labkit.errors import PlanError
-from labkit.steps import ACK, AFTER, BEFORE, STEPS
+from labkit.steps import ACK, AFTER, BEFORE, PUBLISH, STEPS
+
+WORKER, PRODUCER, RELAY = ROLES = "worker", "producer", "relay"              #: what a process is there for
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,7 +20,7 @@ class Fault:
 
     message:  1-based position among the published messages, or a message id; None is the first that gets there
     attempt:  which handing-over of that message; None is any
-    worker:   the worker's number; None is any
+    worker:   the worker's number, or "producer" or "relay"; None is any
     nth:      1 is the first time that the step is passed for the message
     times:    how often it may fire
     error:    what `fail` raises; seconds: how long `hang` lasts, None until the run ends
@@ -29,7 +31,7 @@ class Fault:
     phase: str
     message: int | str | None = None
     attempt: int | None = 1
-    worker: int | None = None
+    worker: int | str | None = None
     nth: int = 1
     times: int = 1
     error: BaseException | None = None
@@ -42,7 +44,10 @@ class Fault:
                             "The steps are: " + ", ".join(STEPS) + ".")
         for name, least in (("nth", 1), ("times", 1), ("attempt", 1), ("worker", 1), ("message", 1)):
             value = getattr(self, name)
-            if value is not None and not isinstance(value, (int, str) if name == "message" else int):
+            if name == "worker" and isinstance(value, str):
+                if value not in ROLES:
+                    raise PlanError(f"{self}: worker is {value!r}.", "it is a number, or one of " + ", ".join(map(repr, ROLES)), 'Use worker="relay".')
+            elif value is not None and not isinstance(value, (int, str) if name == "message" else int):
                 raise PlanError(f"{self}: {name} is {value!r}.", "it must be a whole number" + " or an id" * (name == "message"), f"Use {name}=1.")
             if isinstance(value, int) and value < least:
                 raise PlanError(f"{self}: {name} is {value}.", "counting starts at 1", f"Use {name}=1 or more.")
@@ -53,11 +58,11 @@ class Fault:
     def __str__(self):
         given = [repr(self.step)] if self.kind != "lose" else []
         given += [repr(self.error)] if self.error is not None else []
-        default_attempt = None if self.kind == "fail" else 1
+        default_attempt = None if self.kind == "fail" or (self.kind, self.step) == ("lose", PUBLISH) else 1
         for name, default in (("message", None), ("attempt", default_attempt), ("worker", None), ("nth", 1), ("times", 1), ("seconds", None)):
             if getattr(self, name) != default:
                 given.append(f"{name}={getattr(self, name)!r}")
-        verb = {"crash": f"crash.{self.phase}", "hang": "hang.at", "lose": f"lose.{self.step}", "fail": "fail"}[self.kind]
+        verb = {"crash": f"crash.{self.phase}", "hang": "hang.at", "lose": "lose.confirm" if self.step == PUBLISH else "lose.ack", "fail": "fail"}[self.kind]
         return f"{verb}({', '.join(given)})"
 
     __repr__ = __str__
@@ -67,7 +72,7 @@ class Fault:
         return ((self.step, self.phase) == (passing["step"], passing["phase"])
                 and self.message in (None, passing["position"], passing["message_id"])
                 and (self.attempt is None or passing["attempt"] in (None, self.attempt))       # not known yet before receive
-                and self.worker in (None, passing["worker"]))
+                and self.worker in (None, passing["worker"], passing["role"]))
 
 
 class crash:
@@ -101,6 +106,14 @@ class lose:
     def ack(message=None, attempt: int | None = 1, worker=None, nth: int = 1, times: int = 1) -> Fault:
         """Plans that the ack leaves the worker and never reaches the broker."""
         return Fault("lose", ACK, BEFORE, message, attempt, worker, nth, times)
+
+    @staticmethod
+    def confirm(message: str | None = None, worker=None, nth: int = 1, times: int = 1) -> Fault:
+        """Plans that the broker takes a published message, and that its confirm never reaches who published it.
+
+        message: the id of what is published, in a producer; in a handler the message that is handled, as everywhere
+        """
+        return Fault("lose", PUBLISH, BEFORE, message, None, worker, nth, times)
 
 
 def fail(step: str, error: BaseException | type[BaseException], times: int = 1, message=None,

@@ -12,8 +12,8 @@ from typing import Any
 
 import cloudpickle
 
+from labkit import relay, steps
 from labkit.faults import Fault
-from labkit.relay import Relay
 from labkit.seat import Seat
 
 
@@ -23,7 +23,7 @@ class Firing:
     def __init__(self, planned: Sequence[Fault], note: Callable[..., None]):
         """note(name, lane, detail=…, **about) writes an event."""
         self.planned, self.fired = planned, [0] * len(planned)
-        self.relay: Relay | None = None
+        self.relay: relay.Relay | None = None
         self.choices: list[tuple[list[int], int]] = []                        # of turns, which only a stepped run has
         self._note, self._spent, self._passed = note, [0] * len(planned), Counter()
 
@@ -39,7 +39,7 @@ class Firing:
 
     def ask(self, seat: Seat, asked: dict[str, Any]) -> None:
         """Answers a worker that stands at a gate."""
-        seat.asked = asked = {**asked, "worker": seat.number}
+        seat.asked = asked = {**asked, "worker": seat.number, "role": seat.role}
         for index, fault in enumerate(self.planned):
             if self._spent[index] < fault.times and fault.concerns(asked):
                 self._passed[index, asked["message_id"]] += 1
@@ -72,8 +72,9 @@ class Firing:
                 process.tell({"t": "answer", "do": "raise"}, cloudpickle.dumps(fault.error))
             case "lose":
                 about = seat.about
-                self.relay.on_drop = lambda: self._lost(index, about)
-                self.relay.arm(seat.asked["channel"], seat.asked["tag"])
+                what, where = (relay.ACK, (seat.asked["channel"], seat.asked["tag"])) if fault.step == steps.ACK else (relay.CONFIRM, seat.asked["next"])
+                self.relay.on_drop = lambda: self._lost(index, what, about)
+                self.relay.arm(what, *where)
                 process.tell({"t": "answer", "do": "lose"})
         seat.firing = None
         if fault.kind != "lose":                      # which the relay proves
@@ -96,6 +97,6 @@ class Firing:
             self._note("continued", seat.lane)
             seat.hung = ""
 
-    def _lost(self, index: int, about: dict[str, Any]) -> None:
+    def _lost(self, index: int, what: str, about: dict[str, Any]) -> None:
         self.fired[index] += 1
-        self._note("ack.dropped", "broker", {"relay": self.relay.log[-1]}, **about)
+        self._note(f"{what}.dropped", "broker", {"relay": self.relay.log[-1]}, **about)

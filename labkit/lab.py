@@ -15,13 +15,16 @@ from typing import Any
 from labkit import controller, databases, message as samples, ship, topology
 from labkit.amqp import ANSWER_S, Session
 from labkit.broker import Broker, find
+from labkit.consuming import Consuming
 from labkit.crew import Crew
 from labkit.errors import LedgerError, PlanError
-from labkit.faults import Fault, crash
+from labkit.faults import WORKER, Fault, crash
 from labkit.live import Live
 from labkit.message import Message
 from labkit.paths import runs
 from labkit.plan import MESSAGES_NOW, Plan, many, one_of, positive
+from labkit.producing import ProducePlan, Producing
+from labkit.production import Production
 from labkit.race import Race
 from labkit.result import Run
 from labkit.steps import BEFORE, STEPS
@@ -85,26 +88,49 @@ class Lab:
         _check("start", arguments)
         return self._begin(handler, messages, **arguments)
 
-    def sweep(self, handler: Callable, messages: Iterable[Message], depth: int = 1, **arguments: Any) -> Sweep:
+    def sweep(self, handler: Callable, messages: Iterable[Message] | None = None, depth: int = 1, **arguments: Any) -> Sweep:
         """Runs without a crash to find the steps, then once for each crash point: before and after each step.
 
-        depth=2 kills a second time, at each step that only the recovery takes. Takes the other arguments of `run`, but for
-        the faults, and raises as `run` does.
+        Without messages it is a producer that is swept, with the arguments of `produce`. depth=2 kills a second time, at each
+        step that only the recovery takes. Takes the other arguments of `run`, but for the faults, and raises as `run` does.
         """
-        _check("sweep", arguments, faults="a sweep plans the faults itself")
+        _check("produce" if messages is None else "sweep", arguments, faults="a sweep plans the faults itself")
         one_of("depth", depth, 1, 2)
-        if not (messages := many("messages", messages, MESSAGES_NOW)):
-            raise PlanError("There is no message to sweep with.", "the list is empty, and without a delivery there is no crash point", MESSAGES_NOW)
-        rows = [SweepRow((), self.run(handler, messages, **arguments))]
+        if messages is None:
+            def run(*faults: Fault) -> Run:
+                return self.produce(handler, faults=faults, **arguments)
+        else:
+            if not (messages := many("messages", messages, MESSAGES_NOW)):
+                raise PlanError("There is no message to sweep with.", "the list is empty, and without a delivery there is no crash point", MESSAGES_NOW)
+
+            def run(*faults: Fault) -> Run:
+                return self.run(handler, messages, faults=faults, **arguments)
+        rows = [SweepRow((), run())]
         known = _steps_of(rows[0].run, attempt=1)
-        for first in (where(step) for step in known for where in (crash.before, crash.after)):
-            rows.append(SweepRow((first,), self.run(handler, messages, faults=[first], **arguments)))
+        for first in (where(step, worker=role) for step, role in known for where in (crash.before, crash.after)):
+            rows.append(SweepRow((first,), run(first)))
             if depth > 1:
-                for step in _steps_of(rows[-1].run, attempt=2):
-                    if step not in known:
+                for step, role in _steps_of(rows[-1].run, attempt=2):
+                    if (step, role) not in known:
                         for second in (crash.before(step, attempt=2), crash.after(step, attempt=2)):
-                            rows.append(SweepRow((first, second), self.run(handler, messages, faults=[first, second], **arguments)))
+                            rows.append(SweepRow((first, second), run(first, second)))
         return Sweep(ship.name_of(handler), rows)
+
+    def produce(self, producer: Callable, *, relay: Callable | None = None, faults: Sequence[Fault] = (), producers: int = 1, relays: int = 1,
+                relay_starts: str = "after", max_length: int | None = None, continue_from: Run | None = None, deadline_s: float = 15, **unknown: Any) -> Production:
+        """Calls producer(shop) in a process of its own, lets relays publish what it left in the outbox, and returns the judged run.
+
+        An order is a row of the ledger's effects, and its event the published message with the same effect key. A producer that
+        dies is not called again: whoever waited for it has got an error. A relay that dies is replaced.
+        relay:          a function relay(shop), called until it has nothing more to publish, such as `labkit.publish_outbox`
+        producers:      so many processes call the producer at once; relays: so many call the relay
+        relay_starts:   "after" the producers have ended, or "beside" them
+        max_length:     the queue of events refuses what is more
+        Takes continue_from and deadline_s as `run` does, and raises as `run` does.
+        """
+        _check("produce", unknown)
+        plan = ProducePlan(producer, self._ledger(continue_from), relay, faults, producers, relays, relay_starts, max_length, deadline_s)
+        return self._start(plan, Producing).wait()
 
     def race(self, handler: Callable, message: Message, workers: int = 2, limit: int = 500, seed: int | None = None, **arguments: Any) -> Race:
         """Gives each worker a copy of one message, and tries every order of their steps, one run each.
@@ -160,8 +186,13 @@ class Lab:
         return f"<Lab on {self.broker}>"
 
     def _begin(self, handler: Callable, messages: Iterable[Message], **arguments: Any) -> Live:
-        plan = self._plan(handler, messages, **arguments)
-        live = Live(plan, self._supervise(plan))
+        return self._start(Plan(handler, messages, self._ledger(arguments.pop("continue_from", None)), **arguments), Consuming)
+
+    def _start(self, plan: Any, kind: type[Supervisor]) -> Live:
+        if self._address.tls and any(fault.kind == "lose" for fault in plan.faults):
+            raise PlanError("Nothing can be lost on the way to this broker.", "the connection is encrypted, so the relay cannot read it",
+                            "Use a broker on this machine, without TLS.")
+        live = Live(plan, self._supervise(plan, kind))
         self._under_way.add(live)
         return live
 
@@ -170,24 +201,17 @@ class Lab:
         self._crew = Crew(self._address, type(self._home).__module__)
         self._crew.refill()
 
-    async def _supervise(self, plan: Plan):
+    async def _supervise(self, plan: Any, kind: type[Supervisor]):
         answer_s = min(plan.deadline_s, ANSWER_S)
         if not self._session.usable:
             self._session = await Session.open(self._address, answer_s)
         channel = await self._session.channel(answer_s)
         self._runs += 1
-        return Supervisor(plan, self._crew, channel, self._address, self._prefix, self._runs, self.broker.version)
-
-    def _plan(self, handler: Callable, messages: Iterable[Message], *, continue_from: Run | None = None, **arguments: Any) -> Plan:
-        if self._crew is None:
-            raise PlanError("This lab is closed.", "`lab.close()` was called", "Make a new one: lab = Lab().")
-        plan = Plan(handler, messages, self._ledger(continue_from), **arguments)
-        if self._address.tls and any(fault.kind == "lose" for fault in plan.faults):
-            raise PlanError("Nothing can be lost on the way to this broker.", "the connection is encrypted, so the relay cannot read it",
-                            "Use a broker on this machine, without TLS.")
-        return plan
+        return kind(plan, self._crew, channel, self._address, self._prefix, self._runs, self.broker.version)
 
     def _ledger(self, continue_from: Run | None) -> Any:
+        if self._crew is None:
+            raise PlanError("This lab is closed.", "`lab.close()` was called", "Make a new one: lab = Lab().")
         if continue_from is None:
             return self._home.new()
         if isinstance(continue_from, Run) and continue_from.ledger:
@@ -210,8 +234,7 @@ def _check(verb: str, given: dict[str, Any], **planned: str) -> None:
                             "The arguments are: " + ", ".join(known) + ".")
 
 
-def _steps_of(run: Run, attempt: int) -> list[str]:
-    """Returns the steps that handlers took at this attempt, in the order of their first passing."""
-    return list(dict.fromkeys(event.name for event in run.events if event.name in STEPS and event.phase == BEFORE
-                              and (event.attempt or attempt) == attempt))
-
+def _steps_of(run: Run, attempt: int) -> list[tuple[str, str | None]]:
+    """Returns the steps that were taken at this attempt, in the order of their first passing, each with who took it; None for a worker."""
+    return list(dict.fromkeys((event.name, role if (role := event.lane.split()[0]) != WORKER else None) for event in run.events
+                              if event.name in STEPS and event.phase == BEFORE and (event.attempt or attempt) == attempt))

@@ -56,7 +56,7 @@ class Live:
         if self._stopped:
             self._supervisor.stop()
         facts = await self._supervisor.carry_out()
-        return self._judged(self._supervisor.events, facts, await asyncio.to_thread(_ask, ledger.count_effects, self._plan.ledger))
+        return self._judged(self._supervisor.events, facts, await asyncio.to_thread(_asked, self._plan.ask, self._plan.ledger))
 
     def _stop(self) -> None:
         self._stopped = True                          # the supervisor may not be there yet
@@ -66,18 +66,19 @@ class Live:
     def _so_far(self) -> Run:
         events, fired, where = controller.carry_out(self._look())
         return self._judged(events, Facts(self._plan.settings(), [str(fault) for fault in self._plan.faults], fired, None, where,
-                                          "stopped", "the run is under way"), _ask(ledger.count_effects_so_far, self._plan.ledger))
+                                          "stopped", "the run is under way"),
+                            _asked(lambda: {"effects": ledger.count_effects_so_far(self._plan.ledger)}, self._plan.ledger))
 
     async def _look(self) -> tuple[list, list, dict]:
         return self._supervisor.look() if self._supervisor else ([], [], {})
 
-    def _judged(self, events: list, facts: Facts, effects: dict[str, int] | None) -> Run:
-        return Run(list(self._plan.messages), events, replace(facts, effects=effects, inherited=self._inherited), self._plan.ledger)
+    def _judged(self, events: list, facts: Facts, asked: dict[str, Any]) -> Run:
+        return self._plan.result(list(self._plan.messages), events, replace(facts, **asked, inherited=self._inherited), self._plan.ledger)
 
 
-def _ask(count: Callable, place: Any) -> dict[str, int] | None:
-    """Returns the effects; None, which makes every status unknown, when the ledger is away, or holds no table of effects any more."""
+def _asked(ask: Callable[[], dict[str, Any]], place: Any) -> dict[str, Any]:
+    """Returns what the ledger was asked; nothing, which makes every status unknown, when it is away, or holds no such table any more."""
     try:
-        return count(place)
+        return ask()
     except (LedgerError, place.Error):
-        return None
+        return {}

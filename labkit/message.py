@@ -9,6 +9,7 @@ from labkit.errors import PlanError
 
 #: header that tells which of the published copies this is, 1-based; ours, because the broker owns `x-…`
 POSITION_HEADER = "labkit-position"
+UNREADABLE = "(unreadable)"                           #: stands for the effect key of a message that cannot be read
 _MAX_ID_BYTES = 255                                   # what AMQP gives to an id
 _encode = json.JSONEncoder(allow_nan=False).encode
 
@@ -74,6 +75,14 @@ class Message:
                                                data.get("schema", ""), payload, correlation_id or message_id)):
             object.__setattr__(message, name, value)
         return message
+
+    @classmethod
+    def from_any(cls, body: bytes, message_id: str | None, correlation_id: str | None) -> "Message":
+        """Reads a delivered body, and takes one that is not the JSON of a message for "(unreadable)"."""
+        try:
+            return cls.from_wire(body, message_id, correlation_id)
+        except ValueError:
+            return cls(UNREADABLE, message_id or "")
 
     def as_dict(self) -> dict[str, Any]:
         """Returns all fields, for a saved run."""

@@ -22,10 +22,13 @@ LOOKS = {
     "terminal": Look("#2F7FC1", "■"),
     "pending": Look("#B58900", "▶"),
     "unknown": Look("#808080", "?"),
+    "repeated": Look("#56B4E9", "●+"),
+    "stray": Look("#CC79A7", "◇"),
+    "nothing": Look("#A0A0A0", "–"),
 }
 
 #: verdict -> the status whose colour it shares
 VERDICT_LOOKS = {"holds": "once", "broken": "duplicated", "unknown": "unknown"}
 
 #: status, the one that matters most first
-WORST_FIRST = ("duplicated", "lost", "unknown", "pending", "terminal", "once")
+WORST_FIRST = ("duplicated", "lost", "stray", "unknown", "pending", "terminal", "repeated", "once", "nothing")

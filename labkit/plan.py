@@ -7,7 +7,9 @@ from typing import Any
 from labkit import ship
 from labkit.errors import PlanError
 from labkit.faults import Fault
+from labkit.ledger import count_effects
 from labkit.message import Message
+from labkit.result import Run
 
 
 MESSAGES_NOW, _FAULTS = "Use lab.reminders(5) or [Message(…)].", 'Use faults=[crash.after("ledger.record")] or its like.'
@@ -38,9 +40,11 @@ class Plan:
     blob: bytes = field(init=False, repr=False)
     files: dict[str, str] = field(init=False, repr=False)
 
+    result = Run
+
     def __post_init__(self):
-        for name, now in (("messages", MESSAGES_NOW), ("faults", _FAULTS)):
-            object.__setattr__(self, name, many(name, getattr(self, name), now))
+        object.__setattr__(self, "messages", many("messages", self.messages, MESSAGES_NOW))
+        object.__setattr__(self, "faults", check_faults(self.faults, self.workers))
         one_of("acknowledge", self.acknowledge, "manual", "auto")
         one_of("queue_type", self.queue_type, "quorum", "classic")
         one_of("publish", self.publish, "first", "while")
@@ -62,14 +66,9 @@ class Plan:
                 raise PlanError(f"delivery_limit is {self.delivery_limit} on a {self.queue_type} queue.", "only quorum queues count deliveries",
                                 'Leave it out, or write queue_type="quorum".')
         _only("messages", self.messages, Message, MESSAGES_NOW)
-        _only("faults", self.faults, Fault, _FAULTS)
         for fault in self.faults:
             if isinstance(fault.message, int) and fault.message > len(self.messages):
                 raise PlanError(f"{fault} is planned for message {fault.message}.", f"only {len(self.messages)} are published", "Name a smaller number.")
-            if fault.error is not None:
-                ship.check_error(fault.error)
-            if fault.worker is not None and fault.worker > self.workers:
-                raise PlanError(f"{fault} is planned for worker {fault.worker}.", f"only {self.workers} are started", "Name a smaller number, or start more workers.")
         object.__setattr__(self, "blob", ship.pack(self.handler))
         object.__setattr__(self, "files", ship.files(self.handler))
 
@@ -92,6 +91,10 @@ class Plan:
         names = ("workers", "prefetch", "acknowledge", "queue_type", "dead_letter", "delivery_limit", "max_deliveries", "forget_after", "publish")
         return {"handler": ship.name_of(self.handler), **{name: getattr(self, name) for name in names}}
 
+    def ask(self) -> dict[str, Any]:
+        """Returns what the ledger holds, for the facts. Raises LedgerError."""
+        return {"effects": count_effects(self.ledger)}
+
 
 def one_of(name: str, value: Any, *choices: Any) -> None:
     """Raises PlanError for a value that is none of the choices."""
@@ -111,6 +114,18 @@ def many(name: str, values: Any, now: str) -> tuple:
         return tuple(values)
     except TypeError:
         raise PlanError(f"{name} is {values!r}.", "a list is expected", now) from None
+
+
+def check_faults(faults: Any, workers: int) -> tuple[Fault, ...]:
+    """Returns the faults as a tuple. Raises PlanError for one that cannot happen among so many workers."""
+    faults = many("faults", faults, _FAULTS)
+    _only("faults", faults, Fault, _FAULTS)
+    for fault in faults:
+        if fault.error is not None:
+            ship.check_error(fault.error)
+        if isinstance(fault.worker, int) and isinstance(workers, int) and fault.worker > workers:
+            raise PlanError(f"{fault} is planned for worker {fault.worker}.", f"only {workers} are started", "Name a smaller number, or start more workers.")
+    return faults
 
 
 def _only(name: str, values: tuple, kind: type, now: str) -> None:

@@ -16,6 +16,7 @@ class Publisher:
     def __init__(self, plan: Plan, channel: Channel, prefix: str, number: int, note: Callable[..., None], on_trouble: Callable[[BrokerError], None]):
         """note(name, lane, detail, **about) writes an event; on_trouble(error) is told of a message that could not be published."""
         self.work, self.dead, self.done = topology.work_queue(prefix, number), topology.dead_queue(prefix, number), False
+        self.events = topology.events_queue(prefix, number)
         self._plan, self._channel, self._note, self._on_trouble = plan, channel, note, on_trouble
 
     async def open(self) -> None:
@@ -46,9 +47,9 @@ class Publisher:
             await self._channel.publish(self.work, [(position, message)], self._take_outcome)
         self.done = True
 
-    def close(self) -> None:
-        """Removes the queues and gives the channel back."""
-        self._channel.give_back(self.work, *[self.dead] * self._plan.dead_letter)
+    def close(self, passed_on: bool) -> None:
+        """Removes the queues and gives the channel back. passed_on: a handler has published, so that there is a queue of events."""
+        self._channel.give_back(self.work, *[self.dead] * self._plan.dead_letter, *[self.events] * passed_on)
 
     def _take_outcome(self, position: int, outcome: str) -> None:
         if outcome == "confirmed":

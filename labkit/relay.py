@@ -1,7 +1,7 @@
-"""The TCP relay: stands between a worker and the broker, and loses exactly one ack where it is told to.
+"""The TCP relay: stands between a worker and the broker, and loses exactly one ack or confirm where it is told to.
 
-It passes every byte on until it is armed with a channel and a delivery tag. Then it reads the worker's AMQP frames; the
-ack with that tag is dropped with everything behind it, and the connection is cut. Its log says what it read and dropped.
+It passes every frame on until it is armed with a channel and a delivery tag. The worker's ack of that tag, or the broker's
+confirm of it, is then dropped with everything behind it, and the connection is cut. Its log says what it read and dropped.
 """
 
 import asyncio
@@ -9,16 +9,18 @@ import struct
 
 _FRAME = struct.Struct(">BHI")                        # type, channel, payload size; an end byte follows the payload
 _METHOD, _BASIC_ACK = 1, bytes((0, 60, 0, 80))
+_TAG = struct.Struct(">QB")                           # delivery tag, multiple
 _PROTOCOL_HEADER = 8
+ACK, CONFIRM = "ack", "confirm"                       # one method, by who sends it
 
 
 class Relay:
-    """One relay a run; each connection through it is a `Passage`, found by the worker's own port."""
+    """One relay a run; every connection through it is watched."""
 
     def __init__(self, host: str, port: int):
         self._target, self._server, self._passages = (host, port), None, []
         self.log: list[str] = []
-        self._armed: tuple[int, int] | None = None
+        self._armed: tuple[str, int, int] | None = None
         self.on_drop = lambda: None
 
     async def start(self) -> dict[str, object]:
@@ -27,10 +29,10 @@ class Relay:
         host, port = self._server.sockets[0].getsockname()[:2]
         return {"host": host, "port": port}
 
-    def arm(self, channel: int, tag: int) -> None:
-        """Loses the next ack of this delivery tag on this channel. One at a time: the worker that asked waits."""
-        self._armed = (channel, tag)
-        self.log.append(f"armed: channel {channel}, tag {tag}")
+    def arm(self, what: str, channel: int, tag: int) -> None:
+        """Loses the next ack or confirm of this delivery tag on this channel. One at a time: the worker that asked waits."""
+        self._armed = (what, channel, tag)
+        self.log.append(f"armed: {what}, channel {channel}, tag {tag}")
 
     async def close(self) -> None:
         """Cuts every connection and stops listening."""
@@ -45,39 +47,33 @@ class Relay:
             worker_out.close()
             return
         self._passages += [worker_out, broker_out]
-        back = asyncio.ensure_future(_pump(broker_in, worker_out))
+        there = asyncio.ensure_future(self._forward(worker_in, broker_out, ACK))
+        back = asyncio.ensure_future(self._forward(broker_in, worker_out, CONFIRM))
+        await asyncio.wait([there, back], return_when=asyncio.FIRST_COMPLETED)
+        broker_out.close()                            # the broker sees the end of the connection, and nothing of the ack
+        await asyncio.wait([back], timeout=1)         # what the broker still says reaches the worker; then it is cut
+        worker_out.close()
+        there.cancel()
+        back.cancel()
+
+    async def _forward(self, source: asyncio.StreamReader, target: asyncio.StreamWriter, what: str) -> None:
+        """Passes frames on, until an end comes or the armed one is dropped."""
         try:
-            await self._forward(worker_in, broker_out)
+            if what == ACK:
+                target.write(await source.readexactly(_PROTOCOL_HEADER))
+            while True:
+                head = await source.readexactly(_FRAME.size)
+                kind, channel, size = _FRAME.unpack(head)
+                payload = await source.readexactly(size + 1)
+                if self._armed and kind == _METHOD and payload[:4] == _BASIC_ACK:
+                    tag, multiple = _TAG.unpack_from(payload, 4)
+                    armed, on, number = self._armed
+                    if (armed, on) == (what, channel) and (tag == number or what == CONFIRM and multiple and tag > number):
+                        self._armed = None
+                        self.log.append(f"dropped: basic.ack, channel {channel}, tag {tag}; connection cut")
+                        asyncio.get_running_loop().call_soon(self.on_drop)   # whose errors are not the stream's
+                        return
+                target.write(head + payload)
+                await target.drain()
         except (asyncio.IncompleteReadError, ConnectionError):
             pass
-        finally:
-            broker_out.close()                        # the broker sees the end of the connection, and nothing of the ack
-            await asyncio.wait([back], timeout=1)     # what the broker still says reaches the worker; then it is cut
-            back.cancel()
-            worker_out.close()
-
-    async def _forward(self, worker: asyncio.StreamReader, broker: asyncio.StreamWriter) -> None:
-        broker.write(await worker.readexactly(_PROTOCOL_HEADER))
-        while True:
-            head = await worker.readexactly(_FRAME.size)
-            kind, channel, size = _FRAME.unpack(head)
-            payload = await worker.readexactly(size + 1)
-            if self._armed and kind == _METHOD and payload[:4] == _BASIC_ACK:
-                tag, = struct.unpack_from(">Q", payload, 4)
-                if (channel, tag) == self._armed:
-                    self._armed = None
-                    self.log.append(f"dropped: basic.ack, channel {channel}, tag {tag}; connection cut")
-                    asyncio.get_running_loop().call_soon(self.on_drop)       # whose errors are not the stream's
-                    return
-            broker.write(head + payload)
-            await broker.drain()
-
-
-async def _pump(source: asyncio.StreamReader, target: asyncio.StreamWriter) -> None:
-    try:
-        while data := await source.read(1 << 16):
-            target.write(data)
-            await target.drain()
-    except ConnectionError:
-        pass
-    target.close()

@@ -15,7 +15,7 @@ _MOST_LINES, _MOST_CHARACTERS = 10, 600
 def run_text(run: Run) -> str:
     """Returns the verdict with its reason, the totals, a row a key, and what was planned, raised and printed."""
     shown, left_out = _rows(run)
-    parts = [f"{run.verdict}: {run.why}", totals(run), "", table.text(_COLUMNS, shown), *[left_out] * bool(left_out)]
+    parts = [f"{run.verdict}: {run.why}", run.total, "", table.text(run.COLUMNS, shown), *[left_out] * bool(left_out)]
     notes = _notes(run)
     if notes:
         parts += ["", *[f"{name}: {value}" for name, value in notes]]
@@ -28,7 +28,7 @@ def run_text(run: Run) -> str:
 def run_html(run: Run) -> str:
     """Returns what `run_text` says, as HTML."""
     shown, left_out = _rows(run)
-    parts = [_headline(run.verdict, run.why), table.markup(totals(run), _COLUMNS, shown, header=_COLUMNS[0])]
+    parts = [_headline(run.verdict, run.why), table.markup(run.total, run.COLUMNS, shown, header=run.COLUMNS[0])]
     parts += [f'<div style="opacity: .8">{table.escape(left_out)}</div>'] * bool(left_out)
     parts += [f"<div>{name}: {table.escape(value)}</div>" for name, value in _notes(run)]
     printed, cut = _printed(run)
@@ -40,13 +40,14 @@ def run_html(run: Run) -> str:
 
 def sweep_text(sweep: Sweep) -> str:
     """Returns the verdict with its reason, and a row a crash point."""
-    return "\n".join([f"{sweep.verdict}: {sweep.why}", _sweep_caption(sweep), "", table.text(_SWEEP_COLUMNS, _sweep_rows(sweep))])
+    return "\n".join([f"{sweep.verdict}: {sweep.why}", _sweep_caption(sweep), "", table.text(_sweep_columns(sweep), _sweep_rows(sweep))])
 
 
 def sweep_html(sweep: Sweep) -> str:
     """Returns what `sweep_text` says, as HTML."""
+    columns = _sweep_columns(sweep)
     return _framed([_headline(sweep.verdict, sweep.why),
-                    table.markup(_sweep_caption(sweep), _SWEEP_COLUMNS, _sweep_rows(sweep), header=_SWEEP_COLUMNS[0])])
+                    table.markup(_sweep_caption(sweep), columns, _sweep_rows(sweep), header=columns[0])])
 
 
 def race_text(race: Race) -> str:
@@ -59,19 +60,7 @@ def race_html(race: Race) -> str:
     return _framed([_headline(race.verdict, race.why), table.markup(_race_caption(race), _RACE_COLUMNS, _race_rows(race), header=_RACE_COLUMNS[0])])
 
 
-def totals(run: Run) -> str:
-    """Returns the totals in one line, such as "5 messages · 6 deliveries · 6 effects"."""
-    counts = run.counts
-    said = [count(counts["published"], "message"), count(counts["deliveries"], "delivery"),
-            count(None if run.facts.effects is None else counts["effects"], "effect")]
-    said += [count(counts[name], noun) for name, noun in (("charges", "charge"), ("stray", "stray effect"), ("retries", "retry"),
-                                                         ("records", "terminal record"), ("dead_lettered", "dead-lettered")) if counts[name]]
-    return " · ".join(said)
-
-
-_COLUMNS = ("effect key", "deliveries", "effects", "status")
 _RACE_COLUMNS = ("status", "schedules", "the first of them")
-_SWEEP_COLUMNS = ("crash point", "deliveries", "effects", "status", "verdict")
 
 
 def _rows(run: Run) -> tuple[list[list], str]:
@@ -79,8 +68,7 @@ def _rows(run: Run) -> tuple[list[list], str]:
     keys = list(run.statuses)
     if len(keys) > _MOST_ROWS:
         keys.sort(key=lambda key: run.statuses[key] == "once")
-    rows = [[key, run.deliveries[key], "?" if run.facts.effects is None else run.facts.effects.get(key, 0), run.statuses[key]]
-            for key in keys[:_MOST_ROWS]]
+    rows = [run.row(key) for key in keys[:_MOST_ROWS]]
     rest = [run.statuses[key] for key in keys[_MOST_ROWS:]]
     said = ", ".join(f"{rest.count(name):,} {name}" for name in LOOKS if name in rest)
     return rows, f"… and {count(len(rest), 'more key')}: {said}" if rest else ""
@@ -106,7 +94,11 @@ def _printed(run: Run) -> tuple[list[str], str]:
 
 
 def _sweep_rows(sweep: Sweep) -> list[list]:
-    return [[row.point, row.deliveries, "?" if row.run.facts.effects is None else row.effects, row.status, row.verdict] for row in sweep.rows]
+    return [[row.point, *row.numbers, row.status, row.verdict] for row in sweep.rows]
+
+
+def _sweep_columns(sweep: Sweep) -> tuple[str, ...]:
+    return ("crash point", *sweep.rows[0].run.SWEPT, "status", "verdict")
 
 
 def _sweep_caption(sweep: Sweep) -> str:

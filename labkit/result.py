@@ -18,7 +18,7 @@ from labkit import account, steps
 from labkit.databases import SqlitePlace
 from labkit.errors import LedgerError, PlanError
 from labkit.message import Message
-from labkit.table import plain
+from labkit.table import count, plain
 from labkit.trace import Event
 
 #: every status that an effect key can end with -> its rule
@@ -30,6 +30,7 @@ STATUSES = {
     "pending": "at most one effect, and a message of it still waiting",
     "unknown": "the broker or the ledger could not be asked",
 }
+_ALSO = (("charges", "charge"), ("stray", "stray effect"), ("retries", "retry"), ("records", "terminal record"), ("dead_lettered", "dead-lettered"))
 
 
 @dataclass(frozen=True)
@@ -43,6 +44,8 @@ class Facts:
     where:     position -> where the copy ended, as in `account`; None when the broker could not be asked
     ending:    "over", "deadline", "max_deliveries", "gave up", "stopped" or "unreachable", with `reason` in words
     choices:   in a stepped run, for each turn: the workers that could go, and the one that went
+    published: what handlers or a producer published and the broker held at the end, in its order, as fields of `Message`
+    outbox:    effect key -> events of a producer's outbox that are not published yet
     printed:   what the handlers printed, cut at a bound; printed_bytes: how much it was
     """
 
@@ -60,14 +63,19 @@ class Facts:
     stuck: str = ""
     inherited: dict[str, int] = field(default_factory=dict)
     choices: list[tuple[list[int], int]] = field(default_factory=list)
+    published: list[dict[str, Any]] = field(default_factory=list)
+    outbox: dict[str, int] = field(default_factory=dict)
 
 
 class Run:
     """One run, over. `verdict` and `why` say what it proves; `counts` and `trail` show it; `plot` draws it."""
 
+    STATUSES, SWEPT = STATUSES, ("deliveries", "effects")                     # what a sweep shows beside the status
+    COLUMNS, KEPT = ("effect key", "deliveries", "effects", "status"), "every effect is accounted for"
+
     def __init__(self, messages: list[Message], events: list[Event], facts: Facts, ledger: Any = None):
         self.messages, self.events, self.facts, self.ledger = messages, events, facts, ledger
-        if sum(self.counts[status] for status in STATUSES) != self.counts["keys"]:
+        if sum(self.counts[status] for status in self.STATUSES) != self.counts["keys"]:
             raise AssertionError(f"the statuses do not add up to the keys: {self.counts}")
 
     @cached_property
@@ -97,6 +105,28 @@ class Run:
         new = Counter(self.facts.effects or {}) - Counter(self.facts.inherited)
         return {key: rows for key, rows in new.items() if key not in self._positions}
 
+    @cached_property
+    def published(self) -> list[Message]:
+        """What handlers or producers published, as the broker held it at the end, in its order; copies too."""
+        return [Message(**fields) for fields in self.facts.published]
+
+    @property
+    def total(self) -> str:
+        """The totals in one line, such as "5 messages · 6 deliveries · 6 effects"."""
+        counts = self.counts
+        said = [count(counts["published"], "message"), count(counts["deliveries"], "delivery"),
+                count(None if self.facts.effects is None else counts["effects"], "effect")]
+        return " · ".join(said + [count(counts[name], noun) for name, noun in _ALSO if counts[name]])
+
+    def row(self, key: str) -> list[Any]:
+        """The values of one key, as COLUMNS names them."""
+        return [key, self.deliveries[key], "?" if self.facts.effects is None else self.facts.effects.get(key, 0), self.statuses[key]]
+
+    def title(self, key: str) -> str:
+        """The key, its numbers and its status, in one line."""
+        effects = None if self.facts.effects is None else self.facts.effects.get(key, 0)
+        return f"{plain(key)}: {count(self.deliveries[key], 'delivery')}, {count(effects, 'effect')}, {self.statuses[key]}"
+
     @property
     def verdict(self) -> str:
         """"holds", "broken" or "unknown"."""
@@ -115,9 +145,9 @@ class Run:
     def trail(self, effect_key: str) -> "Trail":
         """Returns every event of one effect key, as a table with a plot."""
         from labkit.report import Trail
-        if effect_key not in self._positions:
+        if effect_key not in self.statuses:
             raise PlanError(f"No message of this run has the effect key {effect_key!r}.", "a misspelt key",
-                            "The keys are: " + ", ".join(map(plain, list(self._positions)[:10])) + ".")
+                            "The keys are: " + ", ".join(map(plain, list(self.statuses)[:10])) + ".")
         return Trail(self, effect_key)
 
     def query(self, statement: str, parameters: tuple = ()) -> list[tuple]:
@@ -157,6 +187,8 @@ class Run:
             events = [Event(**json.loads(line)) for line in open(folder / "events.jsonl")]
             facts = data["facts"]
             facts["where"] = facts["where"] and {int(position): where for position, where in facts["where"].items()}
+            if "producer" in facts["settings"]:
+                from labkit.production import Production as cls
             return cls([Message(**message) for message in data["messages"]], events, Facts(**facts), SqlitePlace(folder / "ledger.db"))
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise PlanError(f"There is no saved run in {folder.name}.", f"{type(error).__name__}: {error}",

@@ -3,18 +3,21 @@
 from typing import Any
 
 from labkit.crew import WorkerProcess
+from labkit.faults import WORKER
 
 
 class Seat:
     """What the supervisor knows of one worker.
 
+    role:    of `faults.ROLES`
     running: a handler is at work; idle: it waits for a delivery; hung: "", "for a while" or "for good"
     firing:  the index of the planned fault that waits for the worker's round trip, or that killed it
     asked:   the gate at which the worker stood last
     """
 
-    def __init__(self, number: int):
-        self.number, self.lane = number, f"worker {number}"
+    def __init__(self, number: int, role: str = WORKER):
+        self.number, self.role, self.lane = number, role, f"{role} {number}"
+        self.called = "the handler" if role == WORKER else self.lane
         self.process: WorkerProcess | None = None
         self.sit(None)
 

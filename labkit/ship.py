@@ -16,12 +16,16 @@ from labkit.errors import HandlerError, PlanError, told
 _LIBRARIES = tuple(sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib"))
 
 
-def pack(handler: Callable) -> bytes:
-    """Returns the handler as bytes. Raises HandlerError that names the variable which cannot go along."""
+def pack(handler: Callable, what: str = "handler", *given: str) -> bytes:
+    """Returns the handler as bytes. Raises HandlerError that names the variable which cannot go along.
+
+    what:  what it is: "handler", "producer" or "relay"; given: the names of what it is called with, (delivery, shop) where none are given
+    """
+    given = given or ("delivery", "shop")
     if not callable(handler):
-        raise HandlerError(f"The handler is {handler!r}, which cannot be called.", "a value was given where a function is expected",
-                           "Write `def handler(delivery, shop): …` and give its name, without brackets.")
-    _check_call(handler)
+        raise HandlerError(f"The {what} is {handler!r}, which cannot be called.", "a value was given where a function is expected",
+                           f"Write `def {what}({', '.join(given)}): …` and give its name, without brackets.")
+    _check_call(handler, what, given)
     module = sys.modules.get(getattr(_function(handler), "__module__", None) or "")
     by_value = module is not None and module.__name__ != "__main__" and not (getattr(module, "__file__", None) or "/").startswith(_LIBRARIES) \
         and hasattr(module, "__file__")
@@ -31,26 +35,26 @@ def pack(handler: Callable) -> bytes:
         return cloudpickle.dumps(handler)
     except Exception as error:
         culprit = _culprit(handler)
-        what = f"it uses {culprit}, which lives in this notebook's process only" if culprit else f"{type(error).__name__}: {error}"
-        raise HandlerError(f"The handler {name_of(handler)!r} cannot be sent to a worker process.", what,
+        why = f"it uses {culprit}, which lives in this notebook's process only" if culprit else f"{type(error).__name__}: {error}"
+        raise HandlerError(f"The {what} {name_of(handler)!r} cannot be sent to a worker process.", why,
                            "Make what it needs inside the handler, or pass plain values.") from None
     finally:
         if by_value:
             cloudpickle.unregister_pickle_by_value(module)
 
 
-def _check_call(handler: Callable) -> None:
-    """Raises HandlerError when `handler(delivery, shop)` cannot be called, or would do nothing."""
+def _check_call(handler: Callable, what: str, given: tuple[str, ...]) -> None:
+    """Raises HandlerError when the handler cannot be called with what is given, or would do nothing."""
     function = _function(handler)
     body = function if isinstance(function, types.FunctionType) else getattr(function, "__call__", None)
     if inspect.iscoroutinefunction(body) or inspect.isgeneratorfunction(body) or inspect.isasyncgenfunction(body):
-        raise HandlerError(f"Calling the handler {name_of(handler)!r} does nothing yet.", "it is written with `async` or `yield`",
-                           "Write an ordinary function: def handler(delivery, shop): …")
+        raise HandlerError(f"Calling the {what} {name_of(handler)!r} does nothing yet.", "it is written with `async` or `yield`",
+                           f"Write an ordinary function: def {what}({', '.join(given)}): …")
     try:
-        inspect.signature(handler).bind(None, None)
+        inspect.signature(handler).bind(*given)
     except TypeError as error:
-        raise HandlerError(f"The handler {name_of(handler)!r} cannot be called with (delivery, shop).", str(error),
-                           "Write def handler(delivery, shop): …") from None
+        raise HandlerError(f"The {what} {name_of(handler)!r} cannot be called with ({', '.join(given)}).", str(error),
+                           f"Write def {what}({', '.join(given)}): …") from None
     except ValueError:
         pass                                          # something built in, which does not tell
 

@@ -4,7 +4,8 @@ SQLite and PostgreSQL take the same text, but for two things: a number that coun
 psycopg writes %s where sqlite3 writes ?. `labkit.databases.postgres` translates both.
 
 `effects` is the truth that a run is judged by, whoever wrote its rows. `effect_keys` beside it is what `record_once`
-protects them with, and `conflicts` holds what came under a key that stands for something else.
+protects them with, and `conflicts` holds what came under a key that stands for something else. `outbox` holds the events
+that a producer wrote with its order, until a relay has published them.
 """
 
 SCHEMA = """
@@ -33,6 +34,13 @@ CREATE TABLE statuses (
     entity TEXT PRIMARY KEY,
     status TEXT NOT NULL
 );
+CREATE TABLE outbox (
+    id         INTEGER PRIMARY KEY,
+    message_id TEXT NOT NULL UNIQUE,
+    effect_key TEXT NOT NULL,
+    message    TEXT NOT NULL,
+    published  INTEGER NOT NULL DEFAULT 0
+);
 CREATE TABLE deliveries (
     message_id TEXT NOT NULL,
     attempt    INTEGER NOT NULL,
@@ -57,6 +65,13 @@ REMEMBER = "INSERT INTO inbox (consumer, message_id) VALUES (?, ?) ON CONFLICT D
 MEET_ENTITY = "INSERT INTO statuses (entity, status) VALUES (?, ?) ON CONFLICT DO NOTHING"
 MOVE_STATUS = "UPDATE statuses SET status = ? WHERE entity = ? AND status = ?"
 FIND_STATUS = "SELECT status FROM statuses WHERE entity = ?"
+
+ADD_EVENT = "INSERT INTO outbox (message_id, effect_key, message) VALUES (?, ?, ?) ON CONFLICT DO NOTHING"
+#: changes nothing, and holds the oldest row: another relay that asks for the same waits for the end of this transaction
+TAKE_TURN = "UPDATE outbox SET published = published WHERE id = (SELECT min(id) FROM outbox WHERE published = 0)"
+WAITING_EVENTS = "SELECT message FROM outbox WHERE published = 0 ORDER BY id LIMIT ?"
+MARK_EVENT = "UPDATE outbox SET published = 1 WHERE message_id = ?"
+COUNT_WAITING = "SELECT effect_key, count(*) FROM outbox WHERE published = 0 GROUP BY effect_key"
 
 LOG_DELIVERY = """
 INSERT INTO deliveries (message_id, attempt, effect_key, worker)

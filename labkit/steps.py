@@ -28,6 +28,11 @@ LEDGER_ROLLBACK = _step("ledger.rollback", "the transaction is undone, all of it
 LEDGER_REMEMBER = _step("ledger.remember", "the message id is written to the inbox of this consumer")
 STATUS_MOVE = _step("status.move", "the status of an entity is changed, if it is the expected one")
 LEDGER_EXECUTE = _step("ledger.execute", "a statement of the learner's own runs in the ledger's database")
+OUTBOX_ADD = _step("outbox.add", "an event is written to the outbox, to be published later")
+OUTBOX_READ = _step("outbox.read", "the outbox is asked for the events that are not published yet")
+OUTBOX_MARK = _step("outbox.mark", "an event of the outbox is noted as published")
+PUBLISH = _step("publish", "a message is sent to the broker")
+CONFIRM = _step("confirm", "the broker's word on what was sent is waited for")
 ACK = _step("ack", "the broker is told that the delivery is done with")
 NACK = _step("nack", "the broker is told that the delivery failed, and may be asked to give it again")
 REJECT = _step("reject", "the broker is told that the delivery is refused, and may be asked to give it again")
@@ -51,6 +56,7 @@ NOTES: dict[str, str] = {
     "stopped": "the worker process was frozen by signal 19 (SIGSTOP)",
     "continued": "the worker process was let go on (SIGCONT)",
     "ack.dropped": "the relay read the ack, passed nothing on and cut the connection",
+    "confirm.dropped": "the relay read the broker's confirm, passed nothing on and cut the connection",
     "dead-lettered": "the broker moved the message to the dead-letter queue",
 }
 
@@ -63,8 +69,8 @@ NAMES = (*STEPS, *NOTES)
 class Gate:
     """The one gate of a worker: `with gate.step(name, delivery) as passage:` is passed before and after the body.
 
-    write(name, phase, delivery number, detail) stores the event; ask(name, phase, delivery) puts it to the supervisor and
-    returns when the worker may go on (or does not return, or raises the planned error).
+    write(name, phase, delivery number, detail) stores the event; ask(name, phase, delivery, detail) puts it to the supervisor
+    and returns when the worker may go on (or does not return, or raises the planned error).
     armed holds the (name, phase) pairs to ask about; None asks about every one, for a stepped run.
     """
 
@@ -87,7 +93,7 @@ class Gate:
     def wait(self, delivery: Any) -> None:
         """Tells that a lock is in the way, and returns when it may be free."""
         self.note("waiting", delivery)
-        self.ask("waiting", WAITING, delivery)
+        self.ask("waiting", WAITING, delivery, {})
 
     def watches(self, name: str, phase: str) -> bool:
         """Tells whether the supervisor is asked at this gate."""
@@ -123,4 +129,4 @@ class Passage:
         gate, name, delivery = self._gate, self._name, self._delivery
         gate.write(name, phase, delivery.number if delivery else 0, detail)
         if gate.armed is None or (name, phase) in gate.armed:
-            gate.ask(name, phase, delivery)
+            gate.ask(name, phase, delivery, self._detail)

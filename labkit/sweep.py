@@ -3,9 +3,9 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from labkit.faults import Fault
+from labkit.faults import RELAY, Fault
 from labkit.palette import WORST_FIRST
-from labkit.result import STATUSES, Run
+from labkit.result import Run
 
 
 @dataclass(frozen=True)
@@ -17,15 +17,22 @@ class SweepRow:
 
     @property
     def point(self) -> str:
-        """The crash point in words: "after ledger.record", or "after ledger.record, then before ack"."""
-        return ", then ".join(f"{fault.phase} {fault.step}" for fault in self.faults) or "no crash"
+        """The crash point in words: "after ledger.record", "after ledger.record, then before ack", or "relay before ledger.commit"."""
+        return ", then ".join(f"{fault.worker} " * (fault.worker == RELAY) + f"{fault.phase} {fault.step}" for fault in self.faults) or "no crash"
 
     @property
     def status(self) -> str:
         """The worst status among the keys, or "unknown" when a planned crash did not fire."""
         if not all(self.run.facts.fired):
             return "unknown"
-        return next(status for status in WORST_FIRST if self.run.counts[status])
+        return next((status for status in WORST_FIRST if self.run.counts.get(status)), "nothing")
+
+    @property
+    def numbers(self) -> list[int | str]:
+        """What the run counts, as its SWEPT names it; "?" where that could not be asked."""
+        facts = self.run.facts
+        unasked = ["effects", "orders"] * (facts.effects is None) + ["events"] * (facts.where is None)
+        return ["?" if name in unasked else self.run.counts[name] for name in self.run.SWEPT]
 
     @property
     def deliveries(self) -> int:
@@ -58,7 +65,7 @@ class Sweep:
         """The reason for the verdict, with the crash point of the first row that shows it."""
         points = len(self.rows) - 1
         if self.verdict == "holds":
-            return f"at each of {points} crash points, every effect is accounted for"
+            return f"at each of {points} crash points, {self.rows[0].run.KEPT}"
         row = next((row for row in self.rows if row.verdict == self.verdict), None)
         if row is None:
             return "the run without a crash showed no step, so there was no crash point to try"
@@ -68,7 +75,7 @@ class Sweep:
     @property
     def counts(self) -> Mapping[str, int]:
         """Status -> crash points that end with it."""
-        return {status: sum(row.status == status for row in self.rows[1:]) for status in STATUSES}
+        return {status: sum(row.status == status for row in self.rows[1:]) for status in self.rows[0].run.STATUSES}
 
     def plot(self, *others: "Sweep", ax=None):
         """Draws the map: this sweep and the others, a row each; each crash point a cell."""

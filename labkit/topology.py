@@ -37,6 +37,11 @@ def dead_queue(prefix: str, run: int) -> str:
     return f"{prefix}.{run}.dead"
 
 
+def events_queue(prefix: str, run: int) -> str:
+    """Returns the name of the queue that a run's handlers or producers publish to."""
+    return f"{prefix}.{run}.events"
+
+
 def own_queue(prefix: str, word: str) -> str:
     """Returns a name for a queue that a learner declares in plain pika."""
     return f"{prefix}.own.{word}"
@@ -50,6 +55,12 @@ def work_arguments(queue_type: str, dead: str | None, delivery_limit: int | None
     if queue_type == "quorum":
         arguments["x-delivery-limit"] = FAR_LIMIT if delivery_limit is None else delivery_limit
     return arguments
+
+
+def events_arguments(max_length: int | None = None) -> dict[str, Any]:
+    """Returns the arguments of a queue of events, which refuses what is more than `max_length`: a nack instead of a confirm."""
+    arguments: dict[str, Any] = {"x-queue-type": "quorum", "x-expires": EXPIRES_MS, "x-delivery-limit": FAR_LIMIT}
+    return arguments if max_length is None else {**arguments, "x-max-length": max_length, "x-overflow": "reject-publish"}
 
 
 def dead_arguments() -> dict[str, Any]:

@@ -48,9 +48,7 @@ class Trail:
     @property
     def title(self) -> str:
         """The key, its totals and its status, in one line."""
-        effects = None if self.run.facts.effects is None else self.run.facts.effects.get(self.effect_key, 0)
-        return f"{table.plain(self.effect_key)}: {table.count(self.run.deliveries[self.effect_key], 'delivery')}, " \
-               f"{table.count(effects, 'effect')}, {self.run.statuses[self.effect_key]}"
+        return self.run.title(self.effect_key)
 
     def plot(self, ax=None):
         """Draws the trail, one lane a worker."""

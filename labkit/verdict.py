@@ -9,7 +9,7 @@ HOLDS, BROKEN, UNKNOWN = "holds", "broken", "unknown"
 
 def judge(run) -> tuple[str, str, list[Event]]:
     """Returns (verdict, why in one sentence, the shortest list of events that shows it)."""
-    return _broken(run) or _unknown(run) or (HOLDS, _what_holds(run), [])
+    return _broken(run) or unproven(run) or (HOLDS, _what_holds(run), [])
 
 
 def _broken(run):
@@ -32,7 +32,8 @@ def _broken(run):
         return BROKEN, facts.stuck, [e for e in run.events if e.name == "returned"][-1:]
 
 
-def _unknown(run):
+def unproven(run) -> tuple[str, str, list[Event]] | None:
+    """Returns the verdict unknown with its reason, where a run that is not broken proves nothing; else None."""
     facts = run.facts
     if facts.ending in ("deadline", "unreachable", "stopped"):
         return UNKNOWN, facts.reason, []
@@ -47,7 +48,7 @@ def _unknown(run):
 def _what_holds(run) -> str:
     counts = run.counts
     said = [f"{counts[status]} of {counts['keys']} {status}" for status in ("once", "terminal") if counts[status]]
-    return ("every effect is accounted for: " + ", ".join(said)) if said else "nothing was published, and nothing happened"
+    return (f"{run.KEPT}: " + ", ".join(said)) if said else "nothing was published, and nothing happened"
 
 
 def _of(run, key: str, *names: str) -> list[Event]:

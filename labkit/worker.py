@@ -1,4 +1,6 @@
-"""The worker process: connects, waits for a run's job, consumes, calls the handler; killed in the middle of any of it.
+"""The worker process: connects, waits for a run's job, and calls what it was given; killed in the middle of any of it.
+
+A job is to consume from a queue, with a handler, or to produce: to call a producer once, or a relay until nothing is left for it.
 
 Forked from the fork server. One thread consumes; a second one only reads the supervisor's line, because the first may
 be inside pika or inside the handler. If the line ends, the supervisor is gone, and so is the worker.
@@ -25,12 +27,16 @@ from labkit.access import Access
 from labkit.delivery import BROKEN, Delivery
 from labkit.errors import HandlerError, LedgerError, told
 from labkit.ledger import Ledger
-from labkit.message import POSITION_HEADER, Message
+from labkit.message import POSITION_HEADER, UNREADABLE, Message
 from labkit.origin import learner_frames
+from labkit.outbox import Outbox
+from labkit.sender import Sender
 from labkit.shop import Shop
 from labkit.status import Status
 from labkit.topology import connect
 from labkit.trace import Writer
+
+_LOOK_S = 0.02                                        # how long a relay waits that found nothing while producers are at work
 
 
 def main(line_fd: int, trace_fd: int) -> None:
@@ -47,7 +53,7 @@ class Worker:
         self._line, self._trace = line, trace
         self._answers: queue.SimpleQueue = queue.SimpleQueue()
         self._jobs: queue.SimpleQueue = queue.SimpleQueue()
-        self._stopping = self._may_stay = False
+        self._stopping = self._draining = self._may_stay = False
         self._connection = self._channel = None
         self._inbox: collections.deque = collections.deque()
         self._current: Delivery | None = None
@@ -88,16 +94,21 @@ class Worker:
             self._tell(t="unusable", error=told(error))
             return
         self._access = Access(job["ledger"], self._gate, lambda: self._current)
-        self._shop = Shop(Ledger(self._access, job["consumer"], job["forget_after"]), Status(self._access))
+        self._sender = Sender(self._dial, self._gate, lambda: self._current, job["events"], job["declared"])
+        self._shop = Shop(Ledger(self._access, job["consumer"], job["forget_after"]), Status(self._access), Outbox(self._access), self._sender)
         while not self._stopping:
             try:
-                self._subscribe()
-                self._consume()
+                if job["queue"]:
+                    self._subscribe()
+                    self._consume()
+                else:
+                    self._produce()
             except pika.exceptions.AMQPChannelError:
                 pass                                  # noted when it was closed
             except BROKEN as error:
                 self._gate.note("connection.lost", None, error=type(error).__name__)
                 self._connect()
+        self._sender.close()
         if not self._may_stay or not self._is_clean():
             self._fence_and_leave()
         self._access.close()
@@ -108,10 +119,15 @@ class Worker:
             pass
 
     def _connect(self) -> None:
-        before = set(os.listdir("/dev/fd"))
-        self._connection = connect(self._address)
-        self._private_fds = {int(fd) for fd in set(os.listdir("/dev/fd")) - before} | {self._line.fileno()}
+        self._private_fds = {self._line.fileno()}
+        self._connection = self._dial()
         self._open_channel()
+
+    def _dial(self) -> pika.BlockingConnection:
+        before = set(os.listdir("/dev/fd"))
+        connection = connect(self._address)
+        self._private_fds |= {int(fd) for fd in set(os.listdir("/dev/fd")) - before}
+        return connection
 
     def _open_channel(self) -> None:
         self._channel = self._connection.channel()
@@ -149,13 +165,30 @@ class Worker:
         if channel.is_open and not self._stopping:
             channel.close()                           # cancelled by the broker: what it holds goes back to the queue
 
+    def _produce(self) -> None:
+        """Calls the producer; a relay again and again, until it is to go on to the end and has nothing more to publish."""
+        while not self._stopping:
+            passes = self._sender.passes
+            try:
+                self._handler(self._shop)
+                self._leave_nothing_open()
+                self._gate.note("returned", None)
+            except BaseException as error:
+                self._fail(error)
+            if not self._job["again"] or self._draining and self._sender.passes == passes:
+                self._tell(t="idle", handled=0)
+                while not self._stopping:
+                    self._connection.process_data_events(time_limit=None)
+            else:
+                self._connection.process_data_events(time_limit=0 if self._draining else _LOOK_S)
+
     def _handle(self, channel, method, properties, body: bytes) -> None:
         self._count += 1
         position = (properties.headers or {}).get(POSITION_HEADER)
         try:
             message = Message.from_wire(body, properties.message_id, properties.correlation_id)
         except ValueError as error:
-            message, unreadable = Message("(unreadable)", properties.message_id or ""), error
+            message, unreadable = Message(UNREADABLE, properties.message_id or ""), error
         else:
             unreadable = None
         delivery = self._current = Delivery(self._count, message, position, method.delivery_tag, method.redelivered,
@@ -176,21 +209,29 @@ class Worker:
             finally:
                 if self._is_copy:                     # a child that the handler forked came back from it, as no worker
                     os._exit(0)
-                left_open = self._access.abandon()    # else the next delivery would begin inside it
-            if left_open:
-                raise HandlerError("The handler left a transaction open, which was undone.", "it began one by a statement of its own, and did not end it",
-                                   "Write `with shop.ledger.transaction():`.")
+            self._leave_nothing_open()
             self._gate.note("returned", delivery)
         except BaseException as error:
-            self._gate.note("raised", delivery, error=told(error), frames=learner_frames(error.__traceback__))
-            if not isinstance(error, Exception):      # SystemExit, KeyboardInterrupt: the process ends by it
-                self._fence_and_leave(getattr(error, "code", 1))
+            self._fail(error)
             if not delivery.settled and self._channel.is_open:
                 # without the ledger nothing is known of this message, so it goes back, as often as its queue allows
                 delivery.reject(requeue=delivery.attempt is None and isinstance(error, LedgerError))
         finally:
             self._current = None
             self._left_open |= not delivery.settled
+
+    def _fail(self, error: BaseException) -> None:
+        """Notes what was raised, and undoes what was begun. SystemExit and KeyboardInterrupt end the process."""
+        self._access.abandon()
+        self._gate.note("raised", self._current, error=told(error), frames=learner_frames(error.__traceback__))
+        if not isinstance(error, Exception):
+            self._fence_and_leave(getattr(error, "code", 1))
+
+    def _leave_nothing_open(self) -> None:
+        """Undoes a transaction that was left open, and raises HandlerError: the next delivery would begin inside it."""
+        if self._access.abandon():
+            raise HandlerError("A transaction was left open, and was undone.", "it was begun by a statement of one's own, and not ended",
+                               "Write `with shop.ledger.transaction():`.")
 
     def _is_clean(self) -> bool:
         """Tells whether another run may have this process: no delivery is open, and nothing was left behind."""
@@ -206,10 +247,13 @@ class Worker:
         sys.stdout.flush()
         os._exit(code if isinstance(code, int) else int(code is not None))
 
-    def _ask(self, name: str, phase: str, delivery: Delivery | None) -> None:
-        self._tell(t="gate", step=name, phase=phase, position=delivery and delivery.position,
-                   message_id=delivery and delivery.message.message_id, effect_key=delivery and delivery.message.effect_key,
-                   attempt=delivery and delivery.attempt, tag=delivery and delivery.tag, channel=delivery and delivery.channel.channel_number)
+    def _ask(self, name: str, phase: str, delivery: Delivery | None, detail: dict[str, Any]) -> None:
+        if delivery:
+            about = {"position": delivery.position, "message_id": delivery.message.message_id, "effect_key": delivery.message.effect_key,
+                     "attempt": delivery.attempt, "tag": delivery.tag, "channel": delivery.channel.channel_number}
+        else:
+            about = {"position": None, "message_id": detail.get("event_id"), "effect_key": detail.get("effect_key"), "attempt": None}
+        self._tell(t="gate", step=name, phase=phase, **about, **({"next": self._sender.next} if name == steps.PUBLISH else {}))
         while True:
             answer, blob = self._answers.get()
             match answer["do"]:
@@ -219,12 +263,15 @@ class Worker:
                     raise pickle.loads(blob)
                 case "fence":
                     try:
-                        (delivery.fence if delivery else self._connection.process_data_events)()
+                        self._sender.fence()
+                        if delivery:
+                            delivery.fence()
                     except BROKEN:
                         pass
                     self._tell(t="fenced")
                 case "lose":
-                    delivery.fence_next = True
+                    if name == steps.ACK:
+                        delivery.fence_next = True
                     return
 
     def _tell(self, **frame: Any) -> None:
@@ -241,8 +288,10 @@ class Worker:
                         self._answers.put((frame, blob))
                         continue
                     case "job":
-                        self._stopping = False        # here, so that a stop right behind the job is not forgotten
+                        self._stopping, self._draining = False, frame["draining"]     # here, so that a stop right behind the job is not forgotten
                         self._jobs.put((frame, blob))
+                    case "drain":
+                        self._draining = True
                     case "stop":
                         self._may_stay, self._stopping = frame["may_stay"], True
                 try:

@@ -7,6 +7,7 @@ import pytest
 from labkit import account, report, table
 from labkit.message import Message
 from labkit.palette import LOOKS, VERDICT_LOOKS, WORST_FIRST
+from labkit.production import OUTCOMES
 from labkit.result import STATUSES
 from tests import tape
 from tests.tape import Tape
@@ -138,7 +139,7 @@ def test_tables_name_their_columns_rows_and_subject():
 
 
 def test_a_status_has_colour_symbol_and_word():
-    assert set(LOOKS) == set(STATUSES) == set(WORST_FIRST)
+    assert set(LOOKS) == {*STATUSES, *OUTCOMES} == set(WORST_FIRST)
     assert len({look.colour for look in LOOKS.values()}) == len({look.symbol for look in LOOKS.values()}) == len(LOOKS)
     page = Page(report.run_html(tape.lost()))
     assert ("span", {"aria-hidden": "true", "style": f"color: {LOOKS['lost'].colour}"}) in page.tags

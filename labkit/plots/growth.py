@@ -9,7 +9,7 @@ from labkit import steps
 from labkit.account import Account
 from labkit.palette import LOOKS
 from labkit.plots.picture import DELIVERIES, INK, LINE, MUTED, chart, finish, head, styled
-from labkit.report import totals
+
 from labkit.result import Run
 from labkit.table import count, plain
 
@@ -35,7 +35,7 @@ def queue_growth(run: Run, ax=None):
             main = bottom = ax
         growth.draw_queue(main)
         bottom.set_xlabel(f"{growth.unit} since the first message was confirmed")
-    return finish(main, ax, f"Queue growth: {totals(run)}; {count(len(growth.faults), 'fault')} on the axis of time. "
+    return finish(main, ax, f"Queue growth: {run.total}; {count(len(growth.faults), 'fault')} on the axis of time. "
                             f"Verdict: {run.verdict}; {plain(run.why, 300)}.")
 
 

@@ -5,7 +5,6 @@ from matplotlib.ticker import MaxNLocator
 from labkit.palette import LOOKS, WORST_FIRST
 from labkit.plots.marks import draw_marks
 from labkit.plots.picture import DELIVERIES, INK, LINE, MUTED, chart, finish, head, styled
-from labkit.report import totals
 from labkit.result import Run
 from labkit.table import count, plain
 
@@ -30,7 +29,7 @@ def deliveries_and_effects(run: Run, ax=None):
         else:
             drawn.set_xticks([])
         drawn.set_xlabel(f"{count(len(keys), 'key')}, in the order published" + (f"; each pair of bars is the oddest of {each} keys" if each > 1 else ""))
-    return finish(drawn, ax, f"Deliveries against effects: {totals(run)}. {'; '.join(below) or 'no keys'}. Verdict: {run.verdict}; {plain(run.why, 300)}.")
+    return finish(drawn, ax, f"Deliveries against effects: {run.total}. {'; '.join(below) or 'no keys'}. Verdict: {run.verdict}; {plain(run.why, 300)}.")
 
 
 def _draw_bars(ax, run: Run, bars: list[str], grouped: bool) -> None:
@@ -51,7 +50,7 @@ def _draw_bars(ax, run: Run, bars: list[str], grouped: bool) -> None:
         ax.axhline(one, color=LINE, lw=0.8, zorder=0)
     high, low = max([1, *delivered]), max([1, *effects])
     room = 0.09 * (high + low)
-    for status in WORST_FIRST[:-1]:
+    for status in [status for status in WORST_FIRST if status != "once"]:
         places = [(at, -number - room * 0.8) for at, (key, number) in enumerate(zip(bars, effects)) if run.statuses[key] == status]
         if len(places) <= _MOST_MARKS:
             draw_marks(ax, status, places, size=6, apart=0.0045 * max(len(bars), 2))

@@ -1,5 +1,5 @@
 """Every step that is declared is passed, before and after."""
-from labkit import STEPS
+from labkit import STEPS, Message
 
 
 def every_step(delivery, shop):
@@ -22,6 +22,10 @@ def every_step(delivery, shop):
             shop.ledger.remember(delivery.message.message_id)
         shop.ledger.record_once(key)
         shop.status.move("invoice-2", "new", "reminded")
+        shop.outbox.add(Message(f"{key}:sent"))
+        for event in shop.outbox.waiting():
+            shop.publish(event)
+            shop.outbox.mark(event)
         delivery.ack()
 
 

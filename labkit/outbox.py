@@ -1,0 +1,59 @@
+"""The outbox: events that are kept in the ledger's database, until a relay has published them. `publish_outbox` is one pass of it."""
+
+import json
+from typing import Any
+
+from labkit import sql, steps
+from labkit.access import Access
+from labkit.message import Message
+
+
+class Outbox:
+    """`shop.outbox`. Each method is a step, and raises LedgerError when the database is away."""
+
+    def __init__(self, access: Access):
+        self._access = access
+
+    def add(self, event: Message) -> str:
+        """Writes an event, to be published later; in the transaction of what it tells about. Returns "added", or "duplicate" for an id that is there."""
+        if not isinstance(event, Message):
+            raise TypeError(f"outbox.add needs a Message, and was given {event!r}")
+        with self._step(steps.OUTBOX_ADD, event) as passage:
+            new = self._access.sql(sql.ADD_EVENT, (event.message_id, event.effect_key, json.dumps(event.as_dict()))).rowcount
+            passage.outcome = "added" if new else "duplicate"
+        return passage.outcome
+
+    def waiting(self, limit: int = 100) -> list[Message]:
+        """Returns the oldest events that are not marked, in the order in which they were added.
+
+        Inside a transaction another relay waits here until this one's transaction has ended, so that no two publish the same.
+        """
+        with self._step(steps.OUTBOX_READ) as passage:
+            if self._access.in_transaction:
+                self._access.sql(sql.TAKE_TURN)
+            rows = self._access.sql(sql.WAITING_EVENTS, (limit,)).fetchall()
+            passage.outcome = f"{len(rows)} waiting"
+        return [Message(**json.loads(row)) for row, in rows]
+
+    def mark(self, event: Message) -> None:
+        """Notes that an event was published."""
+        with self._step(steps.OUTBOX_MARK, event):
+            self._access.sql(sql.MARK_EVENT, (event.message_id,))
+
+    def _step(self, name: str, event: Message | None = None) -> steps.Passage:
+        about = {"event_id": event.message_id, "effect_key": event.effect_key} if event else {}
+        return self._access.gate.step(name, self._access.delivery(), **about)
+
+
+def publish_outbox(shop: Any) -> None:
+    """Publishes what waits in the outbox, in its order, and marks what was confirmed: one pass of a relay."""
+    with shop.ledger.transaction():
+        for event in shop.outbox.waiting():
+            if shop.publish(event) != "confirmed":
+                break                                 # what was added later must not overtake it
+            shop.outbox.mark(event)
+
+
+def count_waiting(place: Any) -> dict[str, int]:
+    """Returns the number of events that are not marked, for each effect key. Raises LedgerError."""
+    return dict(place.settled(sql.COUNT_WAITING))

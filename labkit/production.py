@@ -1,0 +1,89 @@
+"""The result of a run that produces: what was ordered, what was published, and the verdict that follows."""
+
+from collections import Counter
+from functools import cached_property
+from typing import Any
+
+from labkit.result import Run
+from labkit.table import count, plain
+from labkit.trace import Event
+from labkit.verdict import BROKEN, HOLDS, unproven
+
+#: every status that an order can end with -> its rule
+OUTCOMES = {
+    "once": "the order is there, and its event was published once",
+    "repeated": "the order is there, and its event was published more than once under one id, which a consumer can recognise",
+    "duplicated": "the order is there, and its event was published under more than one id",
+    "lost": "the order is there, and its event is nowhere",
+    "stray": "an event was published, and there is no such order",
+    "pending": "the order is there, and its event still waits in the outbox",
+    "nothing": "no order and no event: whoever ordered has got an error, and may order again",
+    "unknown": "the broker or the ledger could not be asked",
+}
+_BROKEN = {"duplicated": "{key} is there, and its event was published under {ids} ids", "lost": "{key} is there, and its event was lost",
+           "stray": "an event was published for {key}, and there is no such order"}
+
+
+class Production(Run):
+    """One run of producers, over. An order is a row of the ledger's effects; its event is the published message with the same effect key."""
+
+    STATUSES, SWEPT = OUTCOMES, ("orders", "events")
+    COLUMNS, KEPT = ("order", "rows", "events", "status"), "every order has its event"
+
+    @cached_property
+    def statuses(self) -> dict[str, str]:
+        """Order key -> status, for each that was ordered, published or put into the outbox."""
+        return {key: self._outcome(key) for key in self._keys}
+
+    @cached_property
+    def counts(self) -> dict[str, int]:
+        """The numbers of this run: orders, events that the broker holds, ids that they have, and how many orders have each status."""
+        effects, tally = self.facts.effects or {}, Counter(self.statuses.values())
+        return {"keys": len(self._keys), "orders": sum(rows > 0 for rows in effects.values()), "events": len(self.published),
+                "ids": len({event.message_id for event in self.published}), "outbox": sum(self.facts.outbox.values()),
+                **{status: tally[status] for status in OUTCOMES}}
+
+    @property
+    def total(self) -> str:
+        """The numbers in one line."""
+        orders = None if self.facts.effects is None else self.counts["orders"]
+        events = None if self.facts.where is None else self.counts["events"]
+        return " · ".join([count(orders, "order"), count(events, "event"), *[f"{self.counts['outbox']} in the outbox"] * bool(self.counts["outbox"])])
+
+    def row(self, key: str) -> list[Any]:
+        """The values of one key, as COLUMNS names them."""
+        return [key, "?" if self.facts.effects is None else self.facts.effects.get(key, 0), "?" if self.facts.where is None else len(self._ids(key)), self.statuses[key]]
+
+    def title(self, key: str) -> str:
+        """The key, its numbers and its status, in one line."""
+        _, rows, events, status = self.row(key)
+        return f"{plain(key)}: {'order' if rows else 'no order'}, {count(None if events == '?' else events, 'event')}, {status}"
+
+    @cached_property
+    def _keys(self) -> list[str]:
+        touched = [event.effect_key for event in (*self.events, *self.published) if event.effect_key]
+        return list(dict.fromkeys([*touched, *(self.facts.effects or {}), *self.facts.outbox]))
+
+    def _ids(self, key: str) -> list[str]:
+        return [event.message_id for event in self.published if event.effect_key == key]
+
+    def _outcome(self, key: str) -> str:
+        if self.facts.effects is None or self.facts.where is None:
+            return "unknown"
+        ids = self._ids(key)
+        if not self.facts.effects.get(key):
+            return "stray" if ids else "nothing"
+        if len(ids) > 1:
+            return "repeated" if len(set(ids)) == 1 else "duplicated"
+        return "once" if ids else "pending" if self.facts.outbox.get(key) else "lost"
+
+    @cached_property
+    def _judgement(self) -> tuple[str, str, list[Event]]:
+        for status, said in _BROKEN.items():
+            for key in [key for key, ends in self.statuses.items() if ends == status]:
+                return BROKEN, said.format(key=plain(key), ids=len(set(self._ids(key)))), [event for event in self.events if event.effect_key == key]
+        return unproven(self) or (HOLDS, self._what_holds(), [])
+
+    def _what_holds(self) -> str:
+        said = [f"{self.counts[status]} of {len(self._keys)} {status}" for status in ("once", "repeated") if self.counts[status]]
+        return (f"{self.KEPT}: " + ", ".join(said)) if said else "nothing was ordered, and nothing was published"

@@ -1,0 +1,135 @@
+"""The sender: publishes from a worker or a producer on a connection of its own, and tells what became of each message.
+
+Sending and hearing are two steps, because a process can die between them. The connection is another one than the
+deliveries come on: when it is lost, no delivery goes back.
+"""
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pika
+
+from labkit import steps
+from labkit.delivery import BROKEN
+from labkit.message import Message
+
+CONFIRM_S = 10                                        # how long a confirm is waited for
+
+
+class Sender:
+    """`publish` sends a message; `confirm` waits for the outcomes of what was sent.
+
+    The outcomes: "confirmed"; "nacked", by a queue that is full; "returned", because no queue has that name; "blocked", while the
+    broker takes no messages; "unknown", when the connection ended before the confirm came; "not sent", when there was none.
+    """
+
+    def __init__(self, connect: Callable[[], Any], gate: steps.Gate, current_delivery: Callable[[], Any], queue: str, arguments: dict[str, Any]):
+        """connect() returns a blocking connection; queue: where messages go that name no other, and the arguments that it is declared with."""
+        self._connect, self._gate, self._delivery, self._queue, self._arguments = connect, gate, current_delivery, queue, arguments
+        self._connection = self._channel = self._blocked = None
+        self._pending: dict[int, Message] = {}        # by their number on the channel, of those that have no outcome yet
+        self._outcomes: dict[str, str] = {}           # by message id, of those that were not told yet
+        self._returned: set[str] = set()
+        self.sent = 0                                 # messages, on this channel
+        self.passes = 0                               # of the step, ever
+
+    def publish(self, message: Message, to: str | None = None, mandatory: bool = True) -> str:
+        """Sends a message, persistent. Returns "sent", or "not sent"."""
+        if not isinstance(message, Message):
+            raise TypeError(f"publish needs a Message, and was given {message!r}")
+        self.passes += 1
+        self._reach()
+        with self._step(steps.PUBLISH, message, **({"to": to} if to else {}), **({} if mandatory else {"mandatory": False})) as passage:
+            passage.outcome = "not sent"
+            self._outcomes[message.message_id] = "not sent"
+            if self._usable:
+                try:
+                    self.sent += 1
+                    self._pending[self.sent] = message
+                    self._channel.basic_publish("", to or self._queue, message.body(), pika.BasicProperties(
+                        content_type="application/json", delivery_mode=pika.DeliveryMode.Persistent, message_id=message.message_id,
+                        correlation_id=message.correlation_id), mandatory=mandatory)
+                    passage.outcome = "sent"
+                    if self._gate.watches(steps.PUBLISH, steps.AFTER):
+                        self.fence()
+                except BROKEN:
+                    self._lose()                      # what was sent just now may have arrived, or not
+        return passage.outcome
+
+    def confirm(self, message: Message | None = None) -> dict[str, str]:
+        """Waits for the outcomes of all that was sent since the last confirm, and returns them: message id -> outcome."""
+        with self._step(steps.CONFIRM, message) as passage:
+            end = time.monotonic() + CONFIRM_S
+            while self._pending and not self._blocked and (left := end - time.monotonic()) > 0:
+                try:
+                    self._connection.process_data_events(time_limit=left)
+                except BROKEN:
+                    self._lose()
+            self._outcomes |= {sent.message_id: self._blocked or "unknown" for sent in self._pending.values()}
+            self._pending.clear()
+            outcomes, self._outcomes = self._outcomes, {}
+            passage.outcome = outcomes.get(message.message_id) if message else _summed(outcomes)
+        return outcomes
+
+    def fence(self) -> None:
+        """Makes a round trip, if there is a connection: the broker has then handled everything sent before. Raises pika's errors."""
+        if self._usable:
+            self._channel.basic_qos(prefetch_count=0)
+
+    @property
+    def next(self) -> tuple[int | None, int]:
+        """The channel's number, and the number that the next message has on it."""
+        return self._channel.channel_number if self._usable else None, self.sent + 1
+
+    def close(self) -> None:
+        """Ends the connection, once the broker has handled what was sent."""
+        try:
+            if self._usable:
+                self._connection.close()
+        except BROKEN:
+            pass
+
+    @property
+    def _usable(self) -> bool:
+        return self._channel is not None and self._channel.is_open
+
+    def _reach(self) -> None:
+        """Opens the connection where there is none, with confirms that are heard of one by one."""
+        if self._usable:
+            return
+        self._lose()
+        try:
+            self._connection = self._connect()
+            self._channel = self._connection.channel()
+            self._channel.queue_declare(self._queue, durable=True, arguments=self._arguments)
+            self._channel._impl.confirm_delivery(self._hear)                  # pika's blocking channel would wait inside basic_publish
+        except BROKEN:
+            self._channel = None
+            return
+        self._channel._impl.add_on_return_callback(lambda _, __, properties, ___: self._returned.add(properties.message_id))
+        self._connection.add_on_connection_blocked_callback(lambda *_: setattr(self, "_blocked", "blocked"))
+        self._connection.add_on_connection_unblocked_callback(lambda *_: setattr(self, "_blocked", None))
+        self.sent, self._blocked = 0, None
+
+    def _lose(self) -> None:
+        self._outcomes |= {message.message_id: "unknown" for message in self._pending.values()}
+        self._pending.clear()
+        self._connection = self._channel = None
+
+    def _hear(self, frame: Any) -> None:
+        last, outcome = frame.method.delivery_tag, "confirmed" if isinstance(frame.method, pika.spec.Basic.Ack) else "nacked"
+        for number in [number for number in self._pending if number == last or frame.method.multiple and number < last]:
+            message_id = self._pending.pop(number).message_id
+            self._outcomes[message_id] = "returned" if message_id in self._returned else outcome
+            self._returned.discard(message_id)
+        if not self._pending:
+            self._connection.add_callback_threadsafe(lambda: None)            # ends the wait for events
+
+    def _step(self, name: str, message: Message | None, **detail: Any) -> steps.Passage:
+        about = {"event_id": message.message_id, "effect_key": message.effect_key} if message else {}
+        return self._gate.step(name, self._delivery(), **about, **detail)
+
+
+def _summed(outcomes: dict[str, str]) -> str:
+    return ", ".join(f"{count} {outcome}" for outcome in dict.fromkeys(outcomes.values()) if (count := list(outcomes.values()).count(outcome)))
