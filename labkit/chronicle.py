@@ -22,14 +22,14 @@ class Chronicle:
     """`events` so far, the `account` of copies, and `misuse`: how the handler broke its channel, or ""."""
 
     def __init__(self, plan: Plan, on_excess: Callable[[str], None]):
-        """on_excess(effect key) is called when a message is delivered more often than the plan allows."""
+        """on_excess(effect key) is called when a message is delivered, or published, more often than the plan allows."""
         self.events: list[Event] = []
         self.account = Account(plan.automatic, plan.dead_letter)
         self.misuse = ""
         self._plan, self._on_excess = plan, on_excess
         self._started_ns = time.monotonic_ns()
         self._errors: Counter[str] = Counter()
-        self._handed: Counter[str] = Counter()        # message id -> handlers entered, whatever became of the ledger's log
+        self._handed: Counter[str] = Counter()        # message id -> handlers entered, whatever became of the ledger's log; or publishes
 
     def note(self, name: str, lane: str, detail: dict | None = None, **about: Any) -> None:
         """Writes an event that no worker could write itself."""
@@ -69,6 +69,10 @@ class Chronicle:
                 seat.running = False                  # the worker does not enter the handler again
             if max(about["attempt"] or 0, self._handed[about["message_id"]]) > self._plan.max_deliveries:
                 self._on_excess(about["effect_key"])
+        if number == 0 and name == steps.PUBLISH and phase == steps.AFTER:    # by a producer or a relay
+            self._handed[detail["event_id"]] += 1
+            if self._handed[detail["event_id"]] > self._plan.max_deliveries:
+                self._on_excess(detail["effect_key"])
         about = seat.deliveries.get(number) or {"message_id": detail.get("event_id"), "effect_key": detail.get("effect_key")}
         self._take(Event(self._ms(ns), seat.lane, name, phase, **about, detail=detail))
         match name:

@@ -5,6 +5,7 @@
 """
 
 import difflib
+import re
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,7 +21,7 @@ class Fault:
 
     message:  1-based position among the published messages, or a message id; None is the first that gets there
     attempt:  which handing-over of that message; None is any
-    worker:   the worker's number, or "producer" or "relay"; None is any
+    worker:   the worker's number; or what it is, such as "relay", or "producer 2"; None is any
     nth:      1 is the first time that the step is passed for the message
     times:    how often it may fire
     error:    what `fail` raises; seconds: how long `hang` lasts, None until the run ends
@@ -45,8 +46,8 @@ class Fault:
         for name, least in (("nth", 1), ("times", 1), ("attempt", 1), ("worker", 1), ("message", 1)):
             value = getattr(self, name)
             if name == "worker" and isinstance(value, str):
-                if value not in ROLES:
-                    raise PlanError(f"{self}: worker is {value!r}.", "it is a number, or one of " + ", ".join(map(repr, ROLES)), 'Use worker="relay".')
+                if not re.fullmatch(f"({'|'.join(ROLES)})( [1-9][0-9]*)?", value):
+                    raise PlanError(f"{self}: worker is {value!r}.", "it is a number, or one of " + ", ".join(ROLES), 'Use worker="relay", or worker="producer 2".')
             elif value is not None and not isinstance(value, (int, str) if name == "message" else int):
                 raise PlanError(f"{self}: {name} is {value!r}.", "it must be a whole number" + " or an id" * (name == "message"), f"Use {name}=1.")
             if isinstance(value, int) and value < least:
@@ -72,7 +73,7 @@ class Fault:
         return ((self.step, self.phase) == (passing["step"], passing["phase"])
                 and self.message in (None, passing["position"], passing["message_id"])
                 and (self.attempt is None or passing["attempt"] in (None, self.attempt))       # not known yet before receive
-                and self.worker in (None, passing["worker"], passing["role"]))
+                and self.worker in (None, passing["worker"], passing["role"], passing["lane"]))
 
 
 class crash:

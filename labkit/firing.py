@@ -39,7 +39,7 @@ class Firing:
 
     def ask(self, seat: Seat, asked: dict[str, Any]) -> None:
         """Answers a worker that stands at a gate."""
-        seat.asked = asked = {**asked, "worker": seat.number, "role": seat.role}
+        seat.asked = asked = {**asked, "worker": seat.number, "role": seat.role, "lane": seat.lane}
         for index, fault in enumerate(self.planned):
             if self._spent[index] < fault.times and fault.concerns(asked):
                 self._passed[index, asked["message_id"]] += 1

@@ -11,6 +11,7 @@ from labkit.plan import check_faults, one_of, positive
 from labkit.production import Production
 from labkit.seat import Seat
 from labkit.supervisor import Supervisor
+from labkit.table import plain
 
 
 @dataclass(frozen=True)
@@ -29,7 +30,8 @@ class ProducePlan:
     blobs: dict[str, bytes] = field(init=False, repr=False)
     files: dict[str, str] = field(init=False, repr=False)
 
-    messages, automatic, dead_letter, max_deliveries, order, seed = (), False, True, 0, None, None            # there are no deliveries
+    messages, automatic, dead_letter, order, seed = (), False, True, None, None                              # there are no deliveries
+    max_deliveries = 20                               # publishes of one event, after which a relay is taken to go on for ever
     result = Production
 
     def __post_init__(self):
@@ -42,7 +44,7 @@ class ProducePlan:
         functions = {PRODUCER: self.producer} | ({RELAY: self.relay} if self.relay else {})
         object.__setattr__(self, "faults", check_faults(self.faults, max(self.producers, self.relays)))
         for fault in self.faults:
-            if fault.worker == RELAY and not self.relay:
+            if str(fault.worker).startswith(RELAY) and not self.relay:
                 raise PlanError(f"{fault} is planned for a relay.", "there is none", "Give one: relay=publish_outbox.")
             if isinstance(fault.message, int):
                 raise PlanError(f"{fault} is planned for message {fault.message}.", "what a producer publishes has no position before it is published",
@@ -90,6 +92,10 @@ class Producing(Supervisor):
     def _job(self, seat: Seat) -> tuple[dict[str, Any], bytes]:
         return {"events": self._events, "declared": self._declared, "again": seat.role == RELAY, "draining": self._draining}, self._plan.blobs[seat.role]
 
+    def _seat(self, seat: Seat) -> None:
+        super()._seat(seat)
+        seat.running = seat.process is not None
+
     async def _work_it_off(self) -> None:
         plan = self._plan
         producers = [Seat(number, PRODUCER) for number in range(1, plan.producers + 1)]
@@ -109,6 +115,9 @@ class Producing(Supervisor):
     async def _find_the_rest(self) -> dict[int, str]:
         self._published = await self._channel.take_all(self._events)
         return {}
+
+    def _exceed(self, effect_key: str) -> None:
+        self._end("max_deliveries", f"the event of {plain(effect_key)} was published more than {self._plan.max_deliveries} times, so the run was stopped")
 
     def _blocked(self) -> str | None:
         return self._channel.blocked

@@ -82,6 +82,8 @@ class Production(Run):
         for status, said in _BROKEN.items():
             for key in [key for key, ends in self.statuses.items() if ends == status]:
                 return BROKEN, said.format(key=plain(key), ids=len(set(self._ids(key)))), [event for event in self.events if event.effect_key == key]
+        if self.facts.ending in ("max_deliveries", "gave up"):
+            return BROKEN, self.facts.reason, self.events[-3:]
         return unproven(self) or (HOLDS, self._what_holds(), [])
 
     def _what_holds(self) -> str:

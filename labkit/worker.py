@@ -180,6 +180,7 @@ class Worker:
                 while not self._stopping:
                     self._connection.process_data_events(time_limit=None)
             else:
+                self._tell(t="passed")                # the supervisor reads the trace, and may end what does not end by itself
                 self._connection.process_data_events(time_limit=0 if self._draining else _LOOK_S)
 
     def _handle(self, channel, method, properties, body: bytes) -> None:

@@ -1,0 +1,252 @@
+"""Producers: what is ordered, what is published, and what a relay makes of the outbox, at every crash point."""
+import os
+from collections import Counter
+
+import pytest
+
+from labkit import HandlerError, Message, PlanError, Production, Run, crash, fail, hang, lose, publish_outbox
+from labkit.databases import SqlitePlace
+
+ORDER = "order-1"
+
+
+def commit_first(shop):
+    with shop.ledger.transaction():
+        shop.ledger.record("order-1")
+    print(shop.publish(Message("order-1")))
+
+
+def publish_first(shop):
+    shop.publish(Message("order-1"))
+    with shop.ledger.transaction():
+        shop.ledger.record("order-1")
+
+
+def with_outbox(shop):
+    with shop.ledger.transaction():
+        shop.ledger.record("order-1")
+        shop.outbox.add(Message("order-1"))
+
+
+def three_orders(shop):
+    for number in (1, 2, 3):
+        with shop.ledger.transaction():
+            shop.ledger.record(f"order-{number}")
+            shop.outbox.add(Message(f"order-{number}"))
+
+
+def numbers(run, *names):
+    return tuple(run.counts[name] for name in names)
+
+
+def ends(sweep):
+    """Status -> crash points that end with it, where there are some."""
+    return {status: number for status, number in sweep.counts.items() if number}
+
+
+def test_a_producer_without_a_fault_has_its_order_and_its_event(either):
+    run = either.produce(commit_first)
+    assert (run.verdict, run.why) == ("holds", "every order has its event: 1 of 1 once")
+    assert numbers(run, "keys", "orders", "events", "ids", "once") == (1, 1, 1, 1, 1)
+    assert [event.effect_key for event in run.published] == [ORDER]
+    assert run.facts.printed == "confirmed\n"
+
+
+def test_a_dual_write_loses_the_event_or_the_order_whichever_comes_second(either):
+    lost = either.sweep(commit_first)
+    assert (lost.verdict, ends(lost)) == ("broken", {"nothing": 5, "lost": 2, "once": 3})
+    assert [row.point for row in lost.rows if row.status == "lost"] == ["after ledger.commit", "before publish"]
+    assert lost.why == "after ledger.commit: order-1 is there, and its event was lost (2 of 10 crash points are broken)"
+    stray = either.sweep(publish_first)
+    assert (stray.verdict, ends(stray)) == ("broken", {"nothing": 1, "stray": 8, "once": 1})
+
+
+def test_no_crash_point_of_the_outbox_loses_an_event_and_none_makes_one_without_an_order(either):
+    sweep = either.sweep(with_outbox, relay=publish_outbox)
+    assert (sweep.verdict, ends(sweep)) == ("holds", {"nothing": 7, "once": 7, "repeated": 6})
+    assert sweep.why == "at each of 20 crash points, every order has its event"
+    assert all(row.run.facts.fired == [1] and row.run.counts["ids"] == row.run.counts["orders"] for row in sweep.rows[1:])
+    assert [row.point for row in sweep.rows if row.status == "repeated"][0] == "relay after publish"
+    assert max(row.run.counts["events"] for row in sweep.rows) == 2
+
+
+def test_what_is_published_twice_is_one_effect_of_a_consumer_with_a_ledger(either):
+    def ship_once(delivery, shop):
+        shop.ledger.record_once(delivery.message.effect_key)
+        delivery.ack()
+    produced = either.produce(with_outbox, relay=publish_outbox, faults=[crash.after("confirm", worker="relay")])
+    assert produced.counts["events"] == 2
+    run = either.run(ship_once, produced.published)
+    assert (run.verdict, run.counts["published"], run.counts["effects"]) == ("holds", 2, 1)
+
+
+def test_a_confirm_that_is_lost_leaves_its_outcome_unknown_and_the_event_at_the_broker(either):
+    run = either.produce(commit_first, faults=[lose.confirm()])
+    assert (run.facts.fired, run.facts.printed, run.verdict, run.counts["events"]) == ([1], "unknown\n", "holds", 1)
+    assert [event.name for event in run.events if event.name == "confirm.dropped"] == ["confirm.dropped"]
+    relayed = either.produce(with_outbox, relay=publish_outbox, faults=[lose.confirm()])
+    assert (relayed.verdict, relayed.statuses, relayed.counts["ids"]) == ("holds", {ORDER: "repeated"}, 1)
+
+
+def test_a_lost_confirm_in_a_handler_gives_no_delivery_back(lab):
+    def announce(delivery, shop):
+        shop.ledger.record_once(delivery.message.effect_key)
+        print(shop.publish(Message(f"{delivery.message.effect_key}:sent")))
+        delivery.ack()
+    run = lab.run(announce, lab.reminders(1), faults=[lose.confirm()])
+    assert (run.verdict, run.counts["deliveries"], run.facts.printed) == ("holds", 1, "unknown\n")
+    assert [event.message_id for event in run.published] == ["message-for-invoice-1:reminder:sent"]
+
+
+def test_what_the_broker_says_is_told_apart(lab):
+    def ask(shop):
+        said = [shop.publish(Message(f"order-{number}")) for number in range(4)]
+        print("nacked" in said, shop.publish(Message("a"), to="nowhere"), shop.publish(Message("b"), to="nowhere", mandatory=False))
+        shop.publish(Message("c"), to="nowhere", confirm=False)
+        print(shop.publish(Message("d"), to="nowhere", confirm=False), shop.confirm(), shop.confirm())
+    run = lab.produce(ask, max_length=1)
+    assert run.facts.printed == ("True returned confirmed\nsent {'message-for-c': 'returned', 'message-for-d': 'returned'} {}\n")
+    assert run.facts.errors == []
+
+
+def test_a_batch_is_confirmed_together_and_in_its_order(lab):
+    def batch(shop):
+        for number in range(300):
+            shop.publish(Message(f"order-{number}"), confirm=False)
+        print(sorted(set(shop.confirm().values())))
+    run = lab.produce(batch)
+    assert run.facts.printed == "['confirmed']\n"
+    assert [event.effect_key for event in run.published] == [f"order-{number}" for number in range(300)]
+
+
+def test_two_relays_of_which_one_dies_lose_nothing_and_keep_the_order(either):
+    for step in ("publish", "confirm", "outbox.mark", "ledger.commit"):
+        run = either.produce(three_orders, relay=publish_outbox, relays=2, faults=[crash.after(step, worker="relay")])
+        first_seen = list(dict.fromkeys(event.effect_key for event in run.published))
+        assert (run.verdict, first_seen, run.facts.fired) == ("holds", ["order-1", "order-2", "order-3"], [1])
+        assert max(Counter(event.message_id for event in run.published).values()) <= 2
+
+
+def test_relays_beside_their_producers_find_what_comes(either):
+    run = either.produce(three_orders, relay=publish_outbox, relays=2, relay_starts="beside", faults=[hang.at("ledger.begin", nth=3, worker="producer", seconds=0.2)])
+    assert (run.verdict, run.counts["once"] + run.counts["repeated"], run.facts.fired) == ("holds", 3, [1])
+    first = next(event.at_ms for event in run.events if event.name == "publish")
+    assert first < next(event.at_ms for event in run.events if event.name == "continued")
+
+
+def two_producers(shop):
+    with shop.ledger.transaction():
+        shop.ledger.record(f"order-{os.getpid()}")
+        shop.outbox.add(Message(f"order-{os.getpid()}"))
+
+
+def by_last_id(shop):
+    """A relay that remembers how far it came, and marks nothing."""
+    shop.ledger.execute("CREATE TABLE IF NOT EXISTS progress (last INTEGER)")
+    last, = shop.ledger.execute("SELECT coalesce(max(last), 0) FROM progress")[0]
+    for number, key, message_id in shop.ledger.execute("SELECT id, effect_key, message_id FROM outbox WHERE id > ? ORDER BY id", (last,)):
+        shop.publish(Message(key, message_id))
+        shop.ledger.execute("INSERT INTO progress (last) VALUES (?)", (number,))
+
+
+def late_commit(lab, relay):
+    """Returns a run in which the event with the lower id became durable last, while a relay was at work; two producers get there in some tries."""
+    for _ in range(20):
+        run = lab.produce(two_producers, relay=relay, producers=2, relay_starts="beside", faults=[hang.at("ledger.commit", worker="producer", seconds=0.3)])
+        late = next(event.lane for event in run.events if event.name == "stopped")
+        late_key = next(event.effect_key for event in run.events if event.lane == late and event.name == "outbox.add")
+        if run.query("SELECT effect_key FROM outbox ORDER BY id")[0] == (late_key,):
+            assert run.facts.fired == [1]
+            return run
+
+
+def test_a_row_that_commits_late_is_skipped_by_a_last_id_and_not_by_a_mark(either):
+    one_writer = isinstance(either.produce(commit_first).ledger, SqlitePlace)             # whose ids come in the order of the commits
+    assert numbers(late_commit(either, by_last_id), "orders", "events") == (2, 2 if one_writer else 1)
+    marked = late_commit(either, publish_outbox)
+    assert (marked.verdict, *numbers(marked, "orders", "ids")) == ("holds", 2, 2)
+
+
+def test_an_event_that_nobody_relays_is_pending_and_goes_on_in_a_later_run(either):
+    def nothing(shop):
+        pass
+    left = either.produce(with_outbox)
+    assert (left.verdict, left.statuses, left.counts["outbox"]) == ("unknown", {ORDER: "pending"}, 1)
+    later = either.produce(nothing, relay=publish_outbox, continue_from=left)
+    assert (later.verdict, later.statuses) == ("holds", {ORDER: "once"})
+
+
+def test_one_event_under_two_ids_is_a_duplicate_that_nobody_can_recognise(lab):
+    def twice(shop):
+        shop.ledger.record("order-1")
+        for number in (1, 2):
+            shop.publish(Message("order-1", f"event-{number}"))
+    run = lab.produce(twice)
+    assert (run.verdict, run.why) == ("broken", "order-1 is there, and its event was published under 2 ids")
+
+
+def test_a_relay_that_never_marks_is_stopped(lab):
+    def forgets(shop):
+        for event in shop.outbox.waiting():
+            shop.publish(event)
+    run = lab.produce(with_outbox, relay=forgets)
+    assert run.verdict == "broken" and run.why == "the event of order-1 was published more than 20 times, so the run was stopped"
+
+
+def test_a_fault_that_did_not_fire_proves_nothing(lab):
+    run = lab.produce(commit_first, faults=[crash.after("outbox.add")])
+    assert (run.verdict, run.why) == ("unknown", "the planned crash.after('outbox.add') did not fire, so this run proves nothing about it")
+
+
+def test_an_error_of_a_producer_is_told_with_its_line_and_undoes_what_was_begun(either):
+    def fails(shop):
+        shop.ledger.execute("BEGIN")
+        shop.ledger.record("order-1")
+        raise ValueError("no stock")
+    run = either.produce(fails)
+    assert (run.verdict, run.statuses) == ("holds", {ORDER: "nothing"})
+    assert run.facts.errors == ['ValueError: no stock (in fails: `raise ValueError("no stock")`)']
+    planned = either.produce(commit_first, faults=[fail("publish", TimeoutError("slow"))])
+    assert (planned.verdict, planned.statuses) == ("broken", {ORDER: "lost"})
+
+
+def test_a_producer_that_does_not_end_is_ended_by_the_deadline_with_its_line(lab):
+    def endless(shop):
+        while True:
+            pass
+    run = lab.produce(endless, deadline_s=0.5)
+    assert run.verdict == "unknown" and "the deadline of 0.5 s passed while producer 1 was still running, in endless" in run.why
+
+
+def test_a_saved_production_is_judged_again(lab, tmp_path):
+    run = lab.produce(with_outbox, relay=publish_outbox, faults=[crash.after("publish")])
+    again = Run.load(run.save(tmp_path / "run"))
+    assert isinstance(again, Production)
+    assert (again.verdict, again.counts, again.published) == (run.verdict, run.counts, run.published)
+
+
+def test_a_handler_that_publishes_and_fills_an_outbox_can_be_raced(either):
+    def handler(delivery, shop):
+        shop.outbox.add(Message("sent"))
+        shop.publish(Message("sent"))
+        delivery.ack()
+    race = either.race(handler, either.reminders(1)[0], limit=2)
+    assert "A adds an event · A publishes · A has its confirm" in " · ".join(race.schedules[0].told)
+
+
+@pytest.mark.parametrize(("arguments", "told"), [
+    ({"faults": [crash.after("publish", message=1)]}, "has no position"), ({"faults": [crash.after("publish", worker="relay")]}, "there is none"),
+    ({"faults": [crash.after("publish", worker=3)]}, "only 1 are started"), ({"producers": 0}, "producers is 0"), ({"relay_starts": "now"}, "relay_starts is 'now'"),
+    ({"max_length": -1}, "max_length is -1"), ({"relais": 2}, "perhaps 'relays'")])
+def test_a_production_that_cannot_be_carried_out_is_refused(lab, arguments, told):
+    with pytest.raises(PlanError, match=told):
+        lab.produce(commit_first, **arguments)
+
+
+def test_a_function_that_is_no_producer_is_refused(lab):
+    with pytest.raises(HandlerError, match=r"The producer 'handler' cannot be called with \(shop\)"):
+        def handler(delivery, shop):
+            pass
+        lab.sweep(handler)
+    with pytest.raises(PlanError, match="'worker' is|worker is 'boss'"):
+        crash.after("publish", worker="boss")
