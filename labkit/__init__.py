@@ -13,6 +13,8 @@ _PUBLIC = {
     "crash": "faults", "hang": "faults", "lose": "faults", "fail": "faults",
     # what it gives back
     "Run": "result", "Production": "production", "Sweep": "sweep", "STEPS": "steps", "STATUSES": "result", "OUTCOMES": "production",
+    # what joins runs
+    "hops": "joined",
     # a relay for `Lab.produce`
     "publish_outbox": "outbox",
     # the errors

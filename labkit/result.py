@@ -105,6 +105,11 @@ class Run:
         new = Counter(self.facts.effects or {}) - Counter(self.facts.inherited)
         return {key: rows for key, rows in new.items() if key not in self._positions}
 
+    @property
+    def name(self) -> str:
+        """The name of the handler, or of the producer."""
+        return self.facts.settings.get("handler") or self.facts.settings["producer"]
+
     @cached_property
     def published(self) -> list[Message]:
         """What handlers or producers published, as the broker held it at the end, in its order; copies too."""
