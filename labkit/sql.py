@@ -1,7 +1,7 @@
 """The ledger's tables and every statement on them, in plain SQL: to be read, and to be taken along.
 
 SQLite and PostgreSQL take the same text, but for two things: a number that counts itself up has another type there, and
-psycopg writes %s where sqlite3 writes ?. `labkit.databases.postgres` translates both.
+psycopg writes %s where sqlite3 writes ?. `labkit.databases.postgres` and its connection translate.
 
 `effects` is the truth that a run is judged by, whoever wrote its rows. `effect_keys` beside it is what `record_once`
 protects them with, and `conflicts` holds what came under a key that stands for something else.

@@ -1,0 +1,98 @@
+"""A connection to a ledger in PostgreSQL: what labkit's statements and errors are there, and what a lost server means."""
+
+import functools
+import re
+from typing import Any
+
+import psycopg
+from psycopg.conninfo import conninfo_to_dict
+
+from labkit.errors import LedgerError, LedgerLocked
+
+BUSY_MS = 5000                                        # how long a statement waits for another's lock
+_STEPPED_MS = 1                                       # and in a stepped run, where the lock is free or its owner stands still
+_CONNECT_S = 5
+_IN_TRANSACTION = {psycopg.pq.TransactionStatus.ACTIVE, psycopg.pq.TransactionStatus.INTRANS, psycopg.pq.TransactionStatus.INERROR}
+_OF_TRANSACTIONS = {"BEGIN", "START", "COMMIT", "END", "ROLLBACK", "ABORT", "SAVEPOINT", "RELEASE"}  # which a savepoint around them would spoil
+#: what holds no place for a value: texts, names, comments; then the places, and what psycopg would take for one
+_PARTS = re.compile(r"""(?<!\w)[eE]'(?:[^'\\]|\\.|'')*'|'(?:[^']|'')*'|"[^"]*"|--[^\n]*|/\*.*?\*/|(\$\w*\$).*?\1|\?|%""", re.DOTALL)
+_AWAY = {"08", "28", "3D", "53", "58", "XX"}           # classes of errors: connection, password, database, resources, system
+
+
+class PostgresConnection:
+    """A worker's connection."""
+
+    BEGIN = "BEGIN"
+
+    def __init__(self, conninfo: str, schema: str, stepped: bool):
+        self._stepped = stepped
+        self._db = connect(conninfo, schema, lock_timeout=_STEPPED_MS if stepped else BUSY_MS)
+        self._db.execute("SELECT pg_advisory_lock_shared(hashtext(%s))", (schema,))
+        self.close, self.fileno = self._db.close, self._db.fileno
+
+    def execute(self, statement: str, parameters: tuple = ()) -> psycopg.Cursor:
+        """Runs a statement. Raises LedgerLocked when another holds the lock, LedgerError when the server is away.
+
+        In a stepped run a statement that found a lock is tried again: a savepoint keeps its failure from undoing the transaction.
+        """
+        word, status = statement.split(None, 1)[0].upper() if statement.strip() else "", self._db.info.transaction_status
+        if statement == self.BEGIN and self.in_transaction:
+            raise psycopg.errors.ActiveSqlTransaction("cannot start a transaction within a transaction")
+        if statement == "COMMIT" and status == psycopg.pq.TransactionStatus.IDLE:
+            raise psycopg.errors.NoActiveSqlTransaction("cannot commit - no transaction is active")
+        saved = self._stepped and status == psycopg.pq.TransactionStatus.INTRANS and word not in _OF_TRANSACTIONS
+        try:
+            if saved:
+                self._db.execute("SAVEPOINT turn")
+            cursor = self._db.execute(for_psycopg(statement), parameters)
+            if saved and self.in_transaction:
+                self._db.execute("RELEASE turn")
+        except (psycopg.OperationalError, psycopg.InterfaceError) as error:
+            if saved and self.in_transaction:
+                self._db.execute("ROLLBACK TO turn")
+            raise as_ours(error) from None
+        if statement == "COMMIT" and cursor.statusmessage == "ROLLBACK":
+            raise psycopg.errors.InFailedSqlTransaction("an earlier statement of this transaction failed, so PostgreSQL rolled all of it back")
+        return cursor
+
+    def check(self) -> None:
+        """Does nothing: the first statement tells whether the server is there."""
+
+    @property
+    def in_transaction(self) -> bool:
+        return self._db.info.transaction_status in _IN_TRANSACTION
+
+    @property
+    def broken(self) -> bool:
+        """Tells whether only a new connection can help."""
+        return self._db.closed
+
+
+def connect(conninfo: str, schema: str | None = None, **settings: Any) -> psycopg.Connection:
+    """Returns a connection on which every statement outside a transaction is one of its own."""
+    try:
+        options = [conninfo_to_dict(conninfo)["options"], *(f"-c {name}={value}" for name, value in settings.items())]
+        if schema:
+            options.append(f"-c search_path={schema}")
+        return psycopg.connect(conninfo, autocommit=True, connect_timeout=_CONNECT_S, options=" ".join(options))
+    except psycopg.OperationalError as error:
+        raise as_ours(error) from None
+
+
+@functools.lru_cache(maxsize=256)
+def for_psycopg(statement: str) -> str:
+    """Returns the statement with %s where it has ? as a place for a value."""
+    return _PARTS.sub(lambda found: {"?": "%s", "%": "%%"}.get(found[0]) or found[0].replace("%", "%%"), statement)
+
+
+def rows(cursor: psycopg.Cursor) -> list[tuple]:
+    return cursor.fetchall() if cursor.description else []
+
+
+def as_ours(error: psycopg.Error) -> Exception:
+    """Returns what a lock or a lost server means in labkit's words. libpq puts no password into its errors."""
+    if isinstance(error, (psycopg.errors.LockNotAvailable, psycopg.errors.DeadlockDetected, psycopg.errors.SerializationFailure)):
+        return LedgerLocked(why=str(error).splitlines()[0])
+    if error.sqlstate and error.sqlstate[:2] not in _AWAY and error.sqlstate[:3] != "57P":
+        return error                                  # of the statement itself
+    return LedgerError("The ledger is away.", str(error).strip().splitlines()[0], "Start PostgreSQL again; until then no effect can be checked.")
