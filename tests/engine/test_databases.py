@@ -1,18 +1,14 @@
 """What the ledger promises on SQLite and on PostgreSQL alike, and what becomes of a run when its database is away."""
-import json
 import os
 import sqlite3
 import subprocess
-import sys
 
 import psycopg
 import pytest
 
-from labkit import Lab, LedgerError, Message, PlanError, Run, crash, fail
-from labkit.databases.postgres import PostgresHome
+from labkit import Lab, LedgerError, Message, Run, crash, fail
 from tests import postgres
 from tests.engine.handlers import effect_then_ack, once_then_ack
-from tests.engine.test_live import until
 
 
 def effect_and_key_together(delivery, shop):
@@ -180,49 +176,6 @@ def test_without_its_server_nothing_more_is_acked_and_the_run_is_unknown(lab, se
         assert "The ledger is away" in run.facts.errors[0]
         server_of_its_own.start()
         assert own.run(once_then_ack, own.reminders(2)).verdict == "holds"
-
-
-def test_a_statement_that_waits_for_a_lock_ends_with_its_worker(monkeypatch):
-    """Without PostgreSQL looking after its client, the statement would commit as soon as the lock is free: an effect of a dead worker."""
-    monkeypatch.setattr("labkit.databases.postgres._SETTLE_MS", 3000)         # less than the statement itself would wait
-    home = PostgresHome(postgres.url())
-    place = home.new()
-    code = ("import json, sys; from labkit import sql; from labkit.databases import connect;"
-            "connect(json.loads(sys.argv[1]), False).execute(sql.RECORD, ('invoice-1:reminder', '{}'))")
-    with psycopg.connect(postgres.url()) as other:
-        other.execute(f"LOCK TABLE {place.schema}.effects IN EXCLUSIVE MODE")
-        worker = subprocess.Popen([sys.executable, "-c", code, json.dumps(place.wire)])
-        until(lambda: place.query("SELECT count(*) FROM pg_locks WHERE NOT granted AND mode = 'RowExclusiveLock'") == [(1,)])
-        worker.kill()
-        worker.wait()
-        assert place.settled("SELECT count(*) FROM effects") == [(0,)]
-    assert place.query("SELECT count(*) FROM effects") == [(0,)]
-    home.close()
-
-
-# -- what may be wrong with a URL, and what is left behind
-
-@pytest.mark.parametrize("url, error", [
-    ("mysql://x", PlanError), (7, PlanError), ("postgresql://lab:geheim@127.0.0.1:1/lab", LedgerError), ("postgresql://lab:geheim@[::1", PlanError),
-    ("postgresql://lab:geheim@127.0.0.1/lab?nonsense=1", PlanError)])
-def test_a_url_that_leads_nowhere_is_refused_without_its_password(broker, url, error):
-    with pytest.raises(error) as caught:
-        Lab(broker=broker, quiet=True, ledger=url)
-    assert "geheim" not in str(caught.value) + repr(caught.value) and caught.value.now
-
-
-def test_a_lab_removes_its_schemas_and_those_of_a_killed_kernel(broker):
-    def schemas():
-        with psycopg.connect(postgres.url()) as db:
-            return {name for name, in db.execute("SELECT nspname FROM pg_namespace WHERE starts_with(nspname, 'labkit_')")}
-    with psycopg.connect(postgres.url()) as db:
-        db.execute("CREATE SCHEMA labkit_000000000000_1")
-    before = schemas()
-    with Lab(broker=broker, quiet=True, ledger=postgres.url()) as lab:
-        lab.run(once_then_ack, lab.reminders(1))
-        assert "labkit_000000000000_1" not in schemas()
-        assert schemas() - before
-    assert not schemas() - before
 
 
 def test_crash_is_no_word_for_sqlite_alone(either):
