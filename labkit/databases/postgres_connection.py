@@ -13,7 +13,10 @@ BUSY_MS = 5000                                        # how long a statement wai
 _STEPPED_MS = 1                                       # and in a stepped run, where the lock is free or its owner stands still
 _CONNECT_S = 5
 _IN_TRANSACTION = {psycopg.pq.TransactionStatus.ACTIVE, psycopg.pq.TransactionStatus.INTRANS, psycopg.pq.TransactionStatus.INERROR}
-_OF_TRANSACTIONS = {"BEGIN", "START", "COMMIT", "END", "ROLLBACK", "ABORT", "SAVEPOINT", "RELEASE"}  # which a savepoint around them would spoil
+_BEGINS, _ENDS = (re.compile(words, re.IGNORECASE) for words in
+                  (r"\s*(BEGIN|START\s+TRANSACTION)\b", r"\s*(COMMIT|END|ROLLBACK|ABORT)\b"))
+_ENDING = {"COMMIT": "commit", "END": "commit", "ROLLBACK": "rollback", "ABORT": "rollback"}
+_OF_SAVEPOINTS = re.compile(r"\s*(SAVEPOINT|RELEASE|ROLLBACK)\b", re.IGNORECASE)
 #: what holds no place for a value: texts, names, comments; then the places, and what psycopg would take for one
 _PARTS = re.compile(r"""(?<!\w)[eE]'(?:[^'\\]|\\.|'')*'|'(?:[^']|'')*'|"[^"]*"|--[^\n]*|/\*.*?\*/|(\$\w*\$).*?\1|\?|%""", re.DOTALL)
 _AWAY = {"08", "28", "3D", "53", "58", "XX"}           # classes of errors: connection, password, database, resources, system
@@ -33,14 +36,16 @@ class PostgresConnection:
     def execute(self, statement: str, parameters: tuple = ()) -> psycopg.Cursor:
         """Runs a statement. Raises LedgerLocked when another holds the lock, LedgerError when the server is away.
 
-        In a stepped run a statement that found a lock is tried again: a savepoint keeps its failure from undoing the transaction.
+        What PostgreSQL only warns of is an error, as in SQLite: to begin inside a transaction, to end one that there is not, and
+        to commit one that it has given up. In a stepped run a statement that found a lock is tried again: a savepoint keeps its failure from undoing the transaction.
         """
-        word, status = statement.split(None, 1)[0].upper() if statement.strip() else "", self._db.info.transaction_status
-        if statement == self.BEGIN and self.in_transaction:
+        status, begins, ends = self._db.info.transaction_status, _BEGINS.match(statement), _ENDS.match(statement)
+        if begins and self.in_transaction:
             raise psycopg.errors.ActiveSqlTransaction("cannot start a transaction within a transaction")
-        if statement == "COMMIT" and status == psycopg.pq.TransactionStatus.IDLE:
-            raise psycopg.errors.NoActiveSqlTransaction("cannot commit - no transaction is active")
-        saved = self._stepped and status == psycopg.pq.TransactionStatus.INTRANS and word not in _OF_TRANSACTIONS
+        if ends and not self.in_transaction and not self.broken:
+            raise psycopg.errors.NoActiveSqlTransaction(f"cannot {_ENDING[ends[1].upper()]} - no transaction is active")
+        # a savepoint around these would spoil what they are about
+        saved = self._stepped and status == psycopg.pq.TransactionStatus.INTRANS and not ends and not _OF_SAVEPOINTS.match(statement)
         try:
             if saved:
                 self._db.execute("SAVEPOINT turn")
@@ -51,7 +56,7 @@ class PostgresConnection:
             if saved and self.in_transaction:
                 self._db.execute("ROLLBACK TO turn")
             raise as_ours(error) from None
-        if statement == "COMMIT" and cursor.statusmessage == "ROLLBACK":
+        if ends and _ENDING[ends[1].upper()] == "commit" and cursor.statusmessage == "ROLLBACK":
             raise psycopg.errors.InFailedSqlTransaction("an earlier statement of this transaction failed, so PostgreSQL rolled all of it back")
         return cursor
 
