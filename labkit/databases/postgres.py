@@ -5,6 +5,7 @@ when the backend has ended. So whoever gets that lock alone knows that no killed
 """
 
 import json
+import re
 import sqlite3
 import threading
 import uuid
@@ -40,8 +41,9 @@ class PostgresHome:
             parts = conninfo_to_dict(url)
         except psycopg.ProgrammingError:
             parts = {"host": "@"}
-        if "@" in parts.get("host", ""):              # what is left of a password that holds one; libpq would show it
-            raise PlanError("The ledger's URL cannot be read.", "a part of it is misspelt, or a sign in its password is not written as %xx",
+        if "@" in parts.get("host", "") + parts.get("dbname", "") or not re.fullmatch("[0-9,]*", parts.get("port", "")):
+            # a password, or a part of one, where libpq would show it
+            raise PlanError("The ledger's URL cannot be read.", "a part of it is missing or misspelt, or a sign in its password is not written as %xx",
                             "Write postgresql://user:password@host:port/database.")
         self._conninfo = make_conninfo(url, options=" ".join(filter(None, (parts.get("options"), _OPTIONS))))
         self._name, self._count, self._alone = f"{_PREFIX}{uuid.uuid4().hex[:12]}", 0, threading.Lock()
@@ -121,11 +123,11 @@ class PostgresHome:
                 self._db.execute("SELECT pg_advisory_unlock(hashtext(%s))", (lab,))
 
     def _drop(self, schemas: Iterable[str]) -> None:
-        try:
-            for schema in schemas:
+        for schema in schemas:
+            try:
                 self._db.execute(names.SQL("DROP SCHEMA IF EXISTS {} CASCADE").format(names.Identifier(schema)))
-        except psycopg.errors.LockNotAvailable:
-            pass                                      # somebody reads it in a transaction; a later lab removes it
+            except psycopg.errors.LockNotAvailable:   # somebody reads it in a transaction; a lab after this process removes it
+                self._db.execute("SET lock_timeout = 1")          # he may read the others too, and has been waited for once
 
 
 class PostgresPlace:

@@ -1,7 +1,9 @@
 """What the ledger promises on SQLite and on PostgreSQL alike, and what becomes of a run when its database is away."""
+import json
 import os
 import sqlite3
 import subprocess
+from concurrent.futures import ThreadPoolExecutor
 
 import psycopg
 import pytest
@@ -80,6 +82,13 @@ def test_a_key_that_was_forgotten_protects_nothing(either, kept, effects):
     assert run.query("SELECT count(*) FROM effect_keys") == [(kept or 4,)]
 
 
+def test_a_key_that_another_worker_forgets_meanwhile_is_no_conflict(either):
+    messages = [Message(f"invoice-{number % 3}:reminder", f"m-{number}") for number in range(600)]
+    run = either.run(once_then_ack, messages, workers=6, prefetch=20, forget_after=1)
+    assert {event.detail["outcome"] for event in run.events if (event.name, event.phase) == ("ledger.record_once", "after")} == {"recorded", "duplicate"}
+    assert (run.query("SELECT * FROM conflicts"), run.facts.errors) == ([], [])
+
+
 def test_a_status_moves_from_the_expected_one_only(either):
     def move(delivery, shop):
         for expected, to in (("new", "paid"), ("new", "paid"), ("new", "cancelled"), ("paid", "shipped")):
@@ -118,6 +127,28 @@ def test_a_saved_run_takes_its_ledger_along(either, tmp_path):
     loaded = Run.load(run.save(tmp_path / "run"))
     assert loaded.query("SELECT effect_key FROM effects ORDER BY id") == [("invoice-1:reminder",), ("invoice-2:reminder",)]
     assert loaded.query("SELECT message_id, attempt FROM deliveries ORDER BY 1") == [("reminder-1", 1), ("reminder-2", 1)]
+
+
+def keep_values_of_many_types(delivery, shop):
+    shop.ledger.execute("ALTER TABLE effects ADD COLUMN price numeric")
+    shop.ledger.execute("CREATE TABLE parcels (weight numeric, address jsonb, at timestamptz, label bytea, there boolean)")
+    shop.ledger.execute("INSERT INTO parcels VALUES (1.50, ?, '2026-01-02 03:04:05+00', ?, true)", ('{"city": "Köln"}', b"\x00\xff"))
+    shop.ledger.execute("INSERT INTO effects (effect_key, detail, price) VALUES (?, '{}', 9.90)", (delivery.message.effect_key,))
+    delivery.ack()
+
+
+def test_a_saved_run_from_postgresql_loads_with_tables_columns_and_types_of_ones_own(broker, tmp_path):
+    with Lab(broker=broker, quiet=True, ledger=postgres.url()) as lab:
+        loaded = Run.load(lab.run(keep_values_of_many_types, lab.reminders(1)).save(tmp_path / "run"))
+    assert (loaded.verdict, loaded.query("SELECT effect_key, price FROM effects")) == ("holds", [("invoice-1:reminder", "9.90")])
+    (weight, address, at, label, there), = loaded.query("SELECT * FROM parcels")
+    assert (weight, json.loads(address), at[:19], label, there) == ("1.50", {"city": "Köln"}, "2026-01-02 03:04:05", b"\x00\xff", 1)
+
+
+def test_runs_that_two_threads_start_at_once_have_a_ledger_each(either):
+    with ThreadPoolExecutor(2) as threads:
+        runs = list(threads.map(lambda n: either.run(once_then_ack, either.reminders(n)), [3, 4, 5, 6]))
+    assert [(run.verdict, run.counts["effects"]) for run in runs] == [("holds", 3), ("holds", 4), ("holds", 5), ("holds", 6)]
 
 
 def test_a_query_changes_nothing(either):

@@ -14,6 +14,13 @@ from tests.engine.handlers import once_then_ack
 from tests.engine.test_live import until
 
 
+@pytest.fixture(scope="module")
+def place():
+    home = PostgresHome(postgres.url())
+    yield home.new()
+    home.close()
+
+
 def test_a_statement_that_waits_for_a_lock_ends_with_its_worker(monkeypatch):
     """Without PostgreSQL looking after its client, the statement would commit as soon as the lock is free: an effect of a dead worker."""
     monkeypatch.setattr("labkit.databases.postgres._SETTLE_MS", 3000)         # less than the statement itself would wait
@@ -34,11 +41,13 @@ def test_a_statement_that_waits_for_a_lock_ends_with_its_worker(monkeypatch):
 
 @pytest.mark.parametrize("url, error", [
     ("mysql://x", PlanError), (7, PlanError), ("postgresql://lab:geheim@127.0.0.1:1/lab", LedgerError), ("postgresql://lab:geheim@[::1", PlanError),
-    ("postgresql://lab:geheim@127.0.0.1/lab?nonsense=1", PlanError)])
+    ("postgresql://lab:geheim@127.0.0.1/lab?nonsense=1", PlanError), ("postgresql://lab:geh@geheim@127.0.0.1/lab", PlanError),
+    ("postgresql://lab:geh/geh@127.0.0.1/lab", PlanError), ("postgresql://lab:1/geh@127.0.0.1/lab", PlanError),
+    ("postgresql://lab:geheim/lab", PlanError)])
 def test_a_url_that_leads_nowhere_is_refused_without_its_password(broker, url, error):
     with pytest.raises(error) as caught:
         Lab(broker=broker, quiet=True, ledger=url)
-    assert "geheim" not in str(caught.value) + repr(caught.value) and caught.value.now
+    assert "geh" not in str(caught.value) + repr(caught.value) and caught.value.now
 
 
 def schemas():
@@ -78,6 +87,29 @@ def test_a_lab_whose_connection_broke_keeps_its_schemas_and_removes_them_itself(
     assert place.query("SELECT * FROM effects") == []
     home.close()
     assert place.schema not in schemas()
+
+
+def test_closing_does_not_wait_for_a_stranger_who_reads_the_schemas(monkeypatch):
+    monkeypatch.setattr("labkit.databases.postgres.BUSY_MS", 50)
+    home = PostgresHome(postgres.url())
+    read, free, other = (home.new().schema for _ in range(3))
+    with psycopg.connect(postgres.url()) as stranger:
+        for schema in (read, other):
+            stranger.execute(f"SELECT * FROM {schema}.effects")
+        home.close()
+        assert {read, free, other} & schemas() == {read, other}
+    with psycopg.connect(postgres.url(), autocommit=True) as db:
+        for schema in (read, other):
+            db.execute(f"DROP SCHEMA {schema} CASCADE")
+
+
+@pytest.mark.parametrize("statement, parameters, value", [
+    ("SELECT '?' || ?", ("x",), "?x"), ("SELECT 'it''s ?' || ?", ("x",), "it's ?x"), ("SELECT E'it\\'s ?' || ?", ("x",), "it's ?x"),
+    ("SELECT ? AS \"why?\"", ("x",), "x"), ("SELECT ? -- or ?\n || 'y'", ("x",), "xy"), ("SELECT /* or ? */ ?", ("x",), "x"),
+    ("SELECT $$?$$ || ?", ("x",), "?x"), ("SELECT $a$?$$?$a$ || ?", ("x",), "?$$?x"), ("SELECT 7 % ?", (4,), 3),
+    ("SELECT count(*) FROM (VALUES ('a%'), ('b?')) AS t (v) WHERE v LIKE '%?' OR v = ?", ("a%",), 2), ("SELECT '%s %(x)s %%'", (), "%s %(x)s %%")])
+def test_a_question_mark_is_a_place_for_a_value_only_where_sql_reads_one(place, statement, parameters, value):
+    assert place.query(statement, parameters) == [(value,)]
 
 
 def test_a_schema_that_no_lab_signed_is_somebody_elses():
