@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from labkit import databases, steps
+from labkit.databases.answer import Answer
 from labkit.errors import LedgerError, LedgerLocked
 
 
@@ -19,8 +20,8 @@ class Access:
         self.gate, self.delivery = gate, current_delivery
         self._wire, self._connection, self.within = wire, None, False
 
-    def sql(self, statement: str, parameters: tuple = ()) -> Any:
-        """Runs a statement and returns its cursor. In a stepped run one that finds a lock waits for another turn.
+    def sql(self, statement: str, parameters: tuple = ()) -> Answer:
+        """Runs a statement and returns its answer. In a stepped run one that finds a lock waits for another turn.
 
         Raises LedgerError when the database is away; the next statement then tries to reach it anew.
         """

@@ -46,22 +46,21 @@ class Ledger:
     def find(self, effect_key: str) -> dict[str, Any] | None:
         """Returns the first effect of this key as {"effect_key": …, **detail}, or None. Read-only."""
         with self._step(steps.LEDGER_FIND, effect_key) as passage:
-            row = self._access.sql(sql.FIND, (effect_key,)).fetchone()
+            row = self._access.sql(sql.FIND, (effect_key,)).first
             passage.outcome = "found" if row else "nothing"
         return row and {**json.loads(row[1]), "effect_key": row[0]}
 
     def remember(self, message_id: str) -> str:
         """Writes the inbox row (this consumer, message id). Returns "new", or "duplicate" when it is there already."""
         with self._step(steps.LEDGER_REMEMBER, None, message_id=message_id) as passage:
-            new = self._access.sql(sql.REMEMBER, (self._consumer, message_id)).rowcount
+            new = self._access.sql(sql.REMEMBER, (self._consumer, message_id)).count
             passage.outcome = "new" if new else "duplicate"
         return passage.outcome
 
     def execute(self, statement: str, parameters: tuple = ()) -> list[tuple]:
         """Runs one SQL statement of your own, with ? for each parameter, and returns its rows, a tuple each."""
         with self._step(steps.LEDGER_EXECUTE, None, statement=statement):
-            cursor = self._access.sql(statement, parameters)
-            return cursor.fetchall() if cursor.description else []
+            return self._access.sql(statement, parameters).rows
 
     @contextmanager
     def transaction(self) -> Iterator[None]:
@@ -85,7 +84,7 @@ class Ledger:
         """Writes one row to the delivery log, before any work, and returns which handing-over this is, 1 the first."""
         self._access.check()
         while True:
-            row = self._access.sql(sql.LOG_DELIVERY, (message_id, effect_key, worker, message_id)).fetchone()
+            row = self._access.sql(sql.LOG_DELIVERY, (message_id, effect_key, worker, message_id)).first
             if row:                                   # else another worker has written this number meanwhile
                 return row[0]
 
@@ -98,9 +97,9 @@ class Ledger:
     def _claim(self, effect_key: str, fingerprint: str) -> str | None:
         """Writes the key and returns None; or returns the fingerprint that it is there with already."""
         while True:
-            if self._access.sql(sql.CLAIM_KEY, (effect_key, fingerprint)).rowcount:
+            if self._access.sql(sql.CLAIM_KEY, (effect_key, fingerprint)).count:
                 return None
-            if known := self._access.sql(sql.FIND_FINGERPRINT, (effect_key,)).fetchone():
+            if known := self._access.sql(sql.FIND_FINGERPRINT, (effect_key,)).first:
                 return known[0]                       # else another worker has forgotten the key meanwhile
 
     def _fingerprint(self) -> str:

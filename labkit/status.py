@@ -21,9 +21,9 @@ class Status:
         with self._access.gate.step(steps.STATUS_MOVE, self._access.delivery(), entity=entity, expected=expected, to=to) as passage:
             with self._access.atomic():
                 self._access.sql(sql.MEET_ENTITY, (entity, FIRST))
-                if self._access.sql(sql.MOVE_STATUS, (to, entity, expected)).rowcount:
+                if self._access.sql(sql.MOVE_STATUS, (to, entity, expected)).count:
                     passage.outcome = "moved"
                 else:
-                    status, = self._access.sql(sql.FIND_STATUS, (entity,)).fetchone()
+                    status, = self._access.sql(sql.FIND_STATUS, (entity,)).first
                     passage.outcome = f"already {to}" if status == to else f"refused: it is {status}"
         return passage.outcome

@@ -7,11 +7,13 @@ from typing import Any
 import psycopg
 from psycopg.conninfo import conninfo_to_dict
 
+from labkit.databases.answer import Answer
 from labkit.errors import LedgerError, LedgerLocked
 
 BUSY_MS = 5000                                        # how long a statement waits for another's lock
 _STEPPED_MS = 1                                       # and in a stepped run, where the lock is free or its owner stands still
 _CONNECT_S = 5
+_LOST = (psycopg.OperationalError, psycopg.InterfaceError)                    # among others: their class of error tells
 _IN_TRANSACTION = {psycopg.pq.TransactionStatus.ACTIVE, psycopg.pq.TransactionStatus.INTRANS, psycopg.pq.TransactionStatus.INERROR}
 _BEGINS, _ENDS = (re.compile(words, re.IGNORECASE) for words in
                   (r"\s*(BEGIN|START\s+TRANSACTION)\b", r"\s*(COMMIT|END|ROLLBACK|ABORT)\b"))
@@ -20,6 +22,20 @@ _OF_SAVEPOINTS = re.compile(r"\s*(SAVEPOINT|RELEASE|ROLLBACK)\b", re.IGNORECASE)
 #: what holds no place for a value: texts, names, comments; then the places, and what psycopg would take for one
 _PARTS = re.compile(r"""(?<!\w)[eE]'(?:[^'\\]|\\.|'')*'|'(?:[^']|'')*'|"[^"]*"|--[^\n]*|/\*.*?\*/|(\$\w*\$).*?\1|\?|%""", re.DOTALL)
 _AWAY = {"08", "28", "3D", "53", "58", "XX"}           # classes of errors: connection, password, database, resources, system
+
+#: a backend that waits for a lock looks this often whether its client still lives; without it a dead worker's statement goes on
+_CHECK = "client_connection_check_interval"
+OPTIONS = f"-c {_CHECK}=50ms"
+#: class of the error -> what now; by its words where the connection was refused, which tells no class
+_NEXT_STEPS = [
+    ("28", r"authentication failed|no pg_hba\.conf entry|no password supplied|role .* (does not exist|is not permitted)", "Write the right user and password into its URL"),
+    ("42501", "permission denied for database", "Name a database that this user may connect to"),
+    ("3D", "database .* does not exist", "Create that database, or write the name of another one into its URL"),
+    ("53300", "too many (clients|connections)|connection slots are reserved", "Close what else is connected to it, or run with fewer workers"),
+    ("53100", "No space left", "Make room on its disk"),
+    ("", "resolve host|translate host", "Write the right host into its URL"),
+    ("", "", "Start PostgreSQL again, or mend its URL"),
+]
 
 
 class PostgresConnection:
@@ -33,7 +49,7 @@ class PostgresConnection:
         self._db.execute("SELECT pg_advisory_lock_shared(hashtext(%s))", (schema,))
         self.close, self.fileno = self._db.close, self._db.fileno
 
-    def execute(self, statement: str, parameters: tuple = ()) -> psycopg.Cursor:
+    def execute(self, statement: str, parameters: tuple = ()) -> Answer:
         """Runs a statement. Raises LedgerLocked when another holds the lock, LedgerError when the server is away.
 
         What PostgreSQL only warns of is an error, as in SQLite: to begin inside a transaction, to end one that there is not, and
@@ -52,13 +68,13 @@ class PostgresConnection:
             cursor = self._db.execute(for_psycopg(statement), parameters)
             if saved and self.in_transaction:
                 self._db.execute("RELEASE turn")
-        except (psycopg.OperationalError, psycopg.InterfaceError) as error:
+        except _LOST as error:
             if saved and self.in_transaction:
                 self._db.execute("ROLLBACK TO turn")
             raise as_ours(error) from None
         if ends and _ENDING[ends[1].upper()] == "commit" and cursor.statusmessage == "ROLLBACK":
             raise psycopg.errors.InFailedSqlTransaction("an earlier statement of this transaction failed, so PostgreSQL rolled all of it back")
-        return cursor
+        return Answer(rows(cursor), cursor.rowcount)
 
     def check(self) -> None:
         """Does nothing: the first statement tells whether the server is there."""
@@ -98,6 +114,12 @@ def as_ours(error: psycopg.Error) -> Exception:
     """Returns what a lock or a lost server means in labkit's words. libpq puts no password into its errors."""
     if isinstance(error, (psycopg.errors.LockNotAvailable, psycopg.errors.DeadlockDetected, psycopg.errors.SerializationFailure)):
         return LedgerLocked(why=str(error).splitlines()[0])
-    if error.sqlstate and error.sqlstate[:2] not in _AWAY and error.sqlstate[:3] != "57P":
+    lost = error.sqlstate[:2] in _AWAY or error.sqlstate[:3] == "57P" if error.sqlstate else isinstance(error, _LOST)
+    if not lost:
         return error                                  # of the statement itself
-    return LedgerError("The ledger is away.", str(error).strip().splitlines()[0], "Start PostgreSQL again; until then no effect can be checked.")
+    text = str(error).strip()
+    if _CHECK in text:
+        return LedgerError("This PostgreSQL does not look whether a worker still lives.", f"it does not take {_CHECK}: it is older than 14, or has a pooler before it",
+                           "Name a PostgreSQL 14 or newer itself; or: docker compose --profile postgres up -d postgres")
+    now = next(now for state, words, now in _NEXT_STEPS if (error.sqlstate.startswith(state) if error.sqlstate else re.search(words, text)))
+    return LedgerError("The ledger is away.", text.splitlines()[0], f"{now}; until then no effect can be checked.")

@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 import psycopg
 import pytest
 
-from labkit import Lab, LedgerError, Message, Run, crash, fail
+from labkit import Lab, LedgerError, Message, PlanError, Run, crash, fail
 from tests import postgres
 from tests.engine.handlers import effect_then_ack, once_then_ack
 
@@ -184,12 +184,26 @@ def test_without_its_file_nothing_more_is_acked_and_the_run_is_unknown(lab):
     assert "The ledger is away" in run.facts.errors[0]
 
 
+def spoil_the_file(delivery, shop):
+    once_then_ack(delivery, shop)
+    path = shop.ledger.execute("PRAGMA database_list")[0][2]
+    for name in (path + "-wal", path):
+        with open(name, "r+b") as file:
+            file.write(b"garbage" * 2000)
+
+
+def test_with_garbage_in_its_file_the_run_is_unknown_and_can_neither_be_asked_nor_gone_on_with(lab):
+    run = lab.run(spoil_the_file, lab.reminders(3))
+    assert (run.verdict, run.counts["unknown"]) == ("unknown", 3)
+    with pytest.raises(LedgerError, match="The ledger is away"):
+        run.query("SELECT * FROM effects")
+    with pytest.raises(PlanError, match="no ledger to go on with"):
+        lab.run(once_then_ack, lab.reminders(1), continue_from=run)
+
+
 @pytest.fixture
 def server_of_its_own():
-    if not (found := postgres.programs()):
-        postgres.url()                                # skips, or fails where one is required
-        pytest.skip("the PostgreSQL is somebody else's")
-    server = postgres.PostgresServer(found)
+    server = postgres.another()
     yield server
     server.remove()
 

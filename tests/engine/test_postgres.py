@@ -55,6 +55,40 @@ def schemas():
         return {name for name, in db.execute("SELECT nspname FROM pg_namespace WHERE starts_with(nspname, 'labkit_')")}
 
 
+@pytest.fixture(scope="module")
+def strict():
+    """A server with users that may not do all: each that a test logs in as has this one password."""
+    server = postgres.another()
+    with psycopg.connect(server.url, autocommit=True) as db:
+        for user, more in (("lab_guarded", ""), ("lab_few", "CONNECTION LIMIT 0"), ("lab_bare", ""), ("lab_reader", "")):
+            db.execute(f"CREATE ROLE {user} LOGIN {more} PASSWORD 'geheim'")
+        db.execute("ALTER ROLE lab_reader SET default_transaction_read_only = on")
+        db.execute("GRANT CREATE ON DATABASE lab TO lab_reader")
+        db.execute("CREATE DATABASE closed")
+        db.execute("REVOKE CONNECT ON DATABASE closed FROM PUBLIC")
+    server.ask_for_a_password("lab_guarded")
+    yield server
+    server.remove()
+
+
+@pytest.mark.parametrize("user, database, more, told, now", [
+    ("lab_guarded:geheimer", "lab", "", "password authentication failed", "the right user and password"), ("lab_guarded", "lab", "", "no password", "the right user"),
+    ("nobody", "lab", "", "role \"nobody\" does not exist", "the right user and password"), ("lab", "none", "", "does not exist", "Create that database"),
+    ("lab_bare", "closed", "", "permission denied", "that this user may connect to"), ("lab_few", "lab", "", "too many connections", "Close what else"),
+    ("lab_bare", "lab", "", "'lab_bare' may create no schema", 'GRANT CREATE ON DATABASE "lab" TO "lab_bare"'),
+    ("lab_reader", "lab", "", "it is read-only", "Name one that can be written"),
+    ("lab", "lab", "&options=-c%20client_connection_check_interval%3Dx", "older than 14", "PostgreSQL 14 or newer")])
+def test_a_database_that_cannot_be_used_names_its_own_next_step(strict, user, database, more, told, now):
+    with pytest.raises(LedgerError) as caught:
+        PostgresHome(strict.url.replace("lab@/lab", f"{user}@/{database}") + more)
+    assert told in caught.value.why and now in caught.value.now and "geheim" not in str(caught.value)
+
+
+def test_a_statement_that_psycopg_refuses_is_no_lost_server(place):
+    with pytest.raises(psycopg.ProgrammingError, match="placeholder"):
+        place.query("SELECT ?")
+
+
 def test_a_lab_removes_its_schemas_and_those_of_a_killed_kernel(broker):
     before = schemas()
     code = "import sys; from labkit.databases.postgres import PostgresHome as Home; print(Home(sys.argv[1]).new().schema, flush=True); sys.stdin.read()"
