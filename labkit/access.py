@@ -9,7 +9,14 @@ from typing import Any
 
 from labkit import databases, steps
 from labkit.databases.answer import Answer
-from labkit.errors import LedgerError, LedgerLocked
+from labkit.errors import HandlerError, LedgerError, LedgerLocked
+
+
+def text(name: str, value: Any) -> str:
+    """Returns the value. Raises HandlerError when it is no text: the databases would differ in what they make of it."""
+    if not isinstance(value, str):
+        raise HandlerError(f"{name} is {value!r}.", "a text is expected, and this is not one", f"Write {name} as a text, such as str(…).")
+    return value
 
 
 class Access:

@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 import psycopg
 import pytest
 
-from labkit import Lab, LedgerError, Message, PlanError, Run, crash, fail
+from labkit import HandlerError, Lab, LedgerError, Message, PlanError, Run, crash, fail
 from tests import postgres
 from tests.engine.handlers import effect_then_ack, once_then_ack
 
@@ -108,6 +108,34 @@ def test_a_move_inside_a_transaction_is_undone_with_it(either):
         delivery.ack()
     sweep = either.sweep(ship, either.reminders(1))
     assert (sweep.verdict, sweep.counts["once"]) == ("holds", len(sweep.rows) - 1)
+
+
+def try_names_that_are_no_text(delivery, shop):
+    ledger, move = shop.ledger, shop.status.move
+    tries = {"effect_key is 5": lambda: ledger.record(5), "effect_key is b'x'": lambda: ledger.record_once(b"x"), "effect_key is None": lambda: ledger.find(None),
+             "message_id is 5": lambda: ledger.remember(5), "entity is 5": lambda: move(5, "new", "paid"), "expected is 1": lambda: move("a", 1, "paid"),
+             "to is None": lambda: move("a", "new", None)}
+    for told, what in tries.items():
+        try:
+            what()
+        except HandlerError as error:
+            assert told in str(error)
+        else:
+            raise AssertionError(told)
+    once_then_ack(delivery, shop)
+
+
+def test_a_key_an_entity_or_an_id_that_is_no_text_is_refused_before_anything_is_done(either):
+    run = either.run(try_names_that_are_no_text, either.reminders(1))
+    assert (run.verdict, run.facts.errors) == ("holds", [])
+    assert [event.name for event in run.events if event.phase == "before"] == ["receive", "ledger.record_once", "ack"]
+    assert run.query("SELECT * FROM statuses UNION SELECT * FROM inbox") == []
+
+
+def test_more_keys_than_a_database_can_count_are_refused(either):
+    assert either.run(once_then_ack, either.reminders(1), forget_after=2 ** 63 - 1).verdict == "holds"
+    with pytest.raises(PlanError, match="the databases count up to"):
+        either.run(once_then_ack, either.reminders(1), forget_after=2 ** 63)
 
 
 def test_a_run_goes_on_with_all_tables_of_an_earlier_one(either):
