@@ -4,13 +4,10 @@ A worker's connection holds a lock that is shared with nobody but the other work
 when the backend has ended. So whoever gets that lock alone knows that no killed worker's statement can still commit.
 """
 
-import json
 import re
-import sqlite3
 import threading
 import uuid
 from collections.abc import Iterable
-from contextlib import closing
 from typing import Any
 
 import psycopg
@@ -18,7 +15,7 @@ from psycopg import sql as names
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 from labkit import sql
-from labkit.databases import owner
+from labkit.databases import owner, postgres_copy
 from labkit.databases.postgres_connection import BUSY_MS, OPTIONS, as_ours, connect, for_psycopg, rows
 from labkit.errors import LedgerError, PlanError
 
@@ -29,8 +26,6 @@ _RIGHTS = """SELECT current_user, current_database(), has_database_privilege(cur
     current_setting('transaction_read_only')::boolean"""
 _OLD_ONES = "SELECT nspname, obj_description(oid, 'pg_namespace') FROM pg_namespace WHERE nspname ~ %s AND pg_has_role(nspowner, 'USAGE')"
 _NAMED = f"^{_PREFIX}[0-9a-f]{{12}}_[0-9]+$"
-_TABLES = "SELECT table_name FROM information_schema.tables WHERE table_schema = %s AND table_type = 'BASE TABLE'"
-_COUNTERS = "SELECT table_name, column_name FROM information_schema.columns WHERE table_schema = %s AND is_identity = 'YES'"
 
 
 class PostgresHome:
@@ -79,9 +74,11 @@ class PostgresHome:
                     self._db.execute(names.SQL("SET LOCAL search_path TO {}").format(names.Identifier(place.schema)))
                     self._db.execute(sql.SCHEMA.replace(*_SERIAL))
                 else:
-                    self._copy(earlier.schema, place.schema)
+                    postgres_copy.into_schema(self._db, earlier.schema, place.schema)
         except psycopg.Error as error:
-            raise as_ours(error) from None
+            ours = as_ours(error)
+            raise ours if isinstance(ours, LedgerError) else PlanError(
+                "No ledger can be made.", str(error).splitlines()[0], "Go on from another run." if earlier else "Look into the database, and its log.") from None
         return place
 
     def _come_back(self) -> None:
@@ -100,18 +97,6 @@ class PostgresHome:
                               "Name one that can be written." if read_only else f'As its owner: GRANT CREATE ON DATABASE "{database}" TO "{user}".')
         db.execute("SELECT pg_advisory_lock(hashtext(%s))", (self._name,))
         return db
-
-    def _copy(self, old: str, new: str) -> None:
-        tables = self._db.execute(_TABLES, (old,)).fetchall()
-        if not tables:
-            raise LedgerError("The ledger is away.", "its lab was closed, which removes it", "Use a run of a lab that is open.")
-        for table, in tables:
-            source, target = names.Identifier(old, table), names.Identifier(new, table)
-            self._db.execute(names.SQL("CREATE TABLE {} (LIKE {} INCLUDING ALL)").format(target, source))
-            self._db.execute(names.SQL("INSERT INTO {} OVERRIDING SYSTEM VALUE SELECT * FROM {}").format(target, source))
-        for table, column in self._db.execute(_COUNTERS, (new,)).fetchall():
-            self._db.execute(names.SQL("SELECT setval(pg_get_serial_sequence({}, {}), coalesce(max({}), 0) + 1, false) FROM {}").format(
-                f'"{new}"."{table}"', column, names.Identifier(column), names.Identifier(new, table)))
 
     def _remove_orphans(self) -> None:
         """Removes what labs left whose kernel was killed: PostgreSQL let their lock go. The lock alone proves nothing, since a
@@ -161,20 +146,7 @@ class PostgresPlace:
     def save(self, path) -> None:
         """Writes a copy of the ledger as an SQLite file."""
         with connect(self._conninfo, self.schema) as old:
-            if not (tables := old.execute(_TABLES, (self.schema,)).fetchall()):
-                raise LedgerError("The ledger is away.", "its lab was closed, which removes it", "Save a run while its lab is open.")
-            with closing(sqlite3.connect(path)) as new, new:
-                new.executescript(sql.SCHEMA)
-                for table, in tables:
-                    kept = old.execute(names.SQL("SELECT * FROM {}").format(names.Identifier(table)))
-                    given = [f'"{column.name}"' for column in kept.description]
-                    new.execute(f'CREATE TABLE IF NOT EXISTS "{table}" ({", ".join(given)})')
-                    there = {f'"{name}"' for _, name, *_ in new.execute(f'PRAGMA table_info("{table}")')}
-                    for column in given:
-                        if column not in there:
-                            new.execute(f'ALTER TABLE "{table}" ADD COLUMN {column}')
-                    new.executemany(f'INSERT INTO "{table}" ({", ".join(given)}) VALUES ({", ".join("?" * len(given))})',
-                                    ([_for_sqlite(value) for value in row] for row in kept))
+            postgres_copy.into_file(old, self.schema, path)
 
 
 def _asked(db: psycopg.Connection, statement: str, parameters: tuple = ()) -> list[tuple]:
@@ -182,10 +154,3 @@ def _asked(db: psycopg.Connection, statement: str, parameters: tuple = ()) -> li
         return rows(db.execute(for_psycopg(statement), parameters))
     except psycopg.Error as error:
         raise as_ours(error) from None
-
-
-def _for_sqlite(value: Any) -> Any:
-    """Returns the value as SQLite can keep it."""
-    if value is None or isinstance(value, (int, float, str, bytes)):
-        return value
-    return json.dumps(value, default=str) if isinstance(value, (dict, list)) else str(value)

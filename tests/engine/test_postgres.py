@@ -2,6 +2,7 @@
 import json
 import subprocess
 import sys
+from decimal import Decimal
 
 import psycopg
 import pytest
@@ -161,3 +162,58 @@ def test_a_schema_that_no_lab_signed_is_somebody_elses():
 def test_who_signed_a_schema_is_gone_when_that_very_process_has_ended_or_a_day_later_elsewhere(change, gone):
     assert owner.is_gone(json.dumps({**json.loads(owner.sign()), **change})) == gone
     assert not owner.is_gone(None) and not owner.is_gone("of mine") and not owner.is_gone("7")
+
+
+# -- going on with a ledger in which the learner has made something
+
+def make(schema, *statements):
+    with psycopg.connect(postgres.url(), options=f"-c search_path={schema}", autocommit=True) as db:
+        return [db.execute(statement).fetchall() if "RETURNING" in statement else db.execute(statement) for statement in statements][-1]
+
+
+_OWN = ["CREATE SEQUENCE invoice_number START 100 INCREMENT 5", "SELECT nextval('invoice_number')",
+        """CREATE TABLE customers (id serial PRIMARY KEY, number integer DEFAULT nextval('invoice_number'), name text UNIQUE, "Loud one" text GENERATED ALWAYS AS (upper(name)) STORED)""",
+        "CREATE TABLE orders (id bigint GENERATED ALWAYS AS IDENTITY, customer integer REFERENCES customers ON DELETE CASCADE, price numeric CHECK (price > 0))",
+        "CREATE VIEW totals AS SELECT name, sum(price) AS total FROM orders JOIN customers ON customers.id = customer GROUP BY name",
+        "CREATE VIEW large AS SELECT * FROM totals WHERE total > 10",
+        "INSERT INTO customers (name) VALUES ('Ada'), ('Bob'), ('gone')", "DELETE FROM customers WHERE name = 'gone'", "INSERT INTO orders (customer, price) VALUES (1, 9.90), (1, 5), (2, 1)"]
+
+
+@pytest.fixture
+def home():
+    home = PostgresHome(postgres.url())
+    yield home
+    home.close()
+
+
+def test_a_copy_has_what_the_learner_made_and_leans_on_nothing_of_the_earlier_one(home):
+    old = home.new()
+    make(old.schema, *_OWN)
+    new = home.new(old)
+    make(old.schema, "DROP TABLE orders CASCADE", "DROP TABLE customers CASCADE", "DROP SEQUENCE invoice_number")
+    assert new.query('SELECT id, number, name, "Loud one" FROM customers') == [(1, 105, "Ada", "ADA"), (2, 110, "Bob", "BOB")]
+    assert make(new.schema, """INSERT INTO customers (name) VALUES ('Eve') RETURNING id, number, "Loud one" """) == [(4, 120, "EVE")]
+    assert make(new.schema, "INSERT INTO orders (customer, price) VALUES (4, 20) RETURNING id") == [(4,)]
+    assert new.query("SELECT name, total FROM large ORDER BY name") == [("Ada", Decimal("14.90")), ("Eve", 20)]
+    with pytest.raises(psycopg.errors.ForeignKeyViolation):
+        make(new.schema, "INSERT INTO orders (customer, price) VALUES (9, 1)")
+    with pytest.raises(psycopg.errors.CheckViolation):
+        make(new.schema, "INSERT INTO orders (customer, price) VALUES (1, 0)")
+    make(new.schema, "DELETE FROM customers WHERE id = 1")
+    assert new.query("SELECT count(*) FROM orders") == [(2,)]
+    again = home.new(new)
+    assert make(again.schema, "INSERT INTO customers (name) VALUES ('Mia') RETURNING id, number") == [(5, 125)]
+
+
+@pytest.mark.parametrize("told, statements", [
+    ("the materialized view kept", ["CREATE MATERIALIZED VIEW kept AS SELECT 1"]), ("the partitioned table parts", ["CREATE TABLE parts (n integer) PARTITION BY RANGE (n)"]),
+    ("the type colour", ["CREATE TYPE colour AS ENUM ('red')"]), ("the type pair", ["CREATE TYPE pair AS (a integer, b integer)"]),
+    ("the trigger|the function", ["CREATE FUNCTION nothing() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN RETURN NULL; END'",
+                                  "CREATE TRIGGER never AFTER INSERT ON effects FOR EACH ROW EXECUTE FUNCTION nothing()"])])
+def test_a_ledger_that_cannot_be_copied_is_refused_and_leaves_no_half_copy(home, told, statements):
+    old = home.new()
+    make(old.schema, *statements)
+    before = schemas()
+    with pytest.raises(PlanError, match=f"it holds ({told})"):
+        home.new(old)
+    assert schemas() == before
