@@ -78,7 +78,7 @@ class Ledger:
                     access.sql("ROLLBACK")
             raise
         finally:
-            access.within = False
+            access.leave()
 
     def log_delivery(self, message_id: str, effect_key: str, worker: int) -> int:
         """Writes one row to the delivery log, before any work, and returns which handing-over this is, 1 the first."""

@@ -7,6 +7,8 @@ psycopg writes %s where sqlite3 writes ?. `labkit.databases.postgres` and its co
 protects them with, and `conflicts` holds what came under a key that stands for something else.
 """
 
+import re
+
 SCHEMA = """
 CREATE TABLE effects (
     id         INTEGER PRIMARY KEY,
@@ -63,3 +65,7 @@ INSERT INTO deliveries (message_id, attempt, effect_key, worker)
 SELECT ?, coalesce(max(attempt), 0) + 1, ?, ? FROM deliveries WHERE message_id = ?
 ON CONFLICT DO NOTHING RETURNING attempt
 """
+
+#: what opens a transaction and what ends it, however a statement of one's own writes that; going back to a savepoint is no end
+BEGINS, ENDS = (re.compile(rf"\s*({words})", re.IGNORECASE) for words in
+                (r"BEGIN\b|START\s+TRANSACTION\b", r"(COMMIT|END|ROLLBACK|ABORT)\b(?!\s+((WORK|TRANSACTION)\s+)?TO\b)"))

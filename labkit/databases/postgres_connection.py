@@ -7,6 +7,7 @@ from typing import Any
 import psycopg
 from psycopg.conninfo import conninfo_to_dict
 
+from labkit import sql
 from labkit.databases.answer import Answer
 from labkit.errors import LedgerError, LedgerLocked
 
@@ -15,8 +16,6 @@ _STEPPED_MS = 1                                       # and in a stepped run, wh
 _CONNECT_S = 5
 _LOST = (psycopg.OperationalError, psycopg.InterfaceError)                    # among others: their class of error tells
 _IN_TRANSACTION = {psycopg.pq.TransactionStatus.ACTIVE, psycopg.pq.TransactionStatus.INTRANS, psycopg.pq.TransactionStatus.INERROR}
-_BEGINS, _ENDS = (re.compile(words, re.IGNORECASE) for words in
-                  (r"\s*(BEGIN|START\s+TRANSACTION)\b", r"\s*(COMMIT|END|ROLLBACK|ABORT)\b"))
 _ENDING = {"COMMIT": "commit", "END": "commit", "ROLLBACK": "rollback", "ABORT": "rollback"}
 _OF_SAVEPOINTS = re.compile(r"\s*(SAVEPOINT|RELEASE|ROLLBACK)\b", re.IGNORECASE)
 #: what holds no place for a value: texts, names, comments; then the places, and what psycopg would take for one
@@ -55,11 +54,11 @@ class PostgresConnection:
         What PostgreSQL only warns of is an error, as in SQLite: to begin inside a transaction, to end one that there is not, and
         to commit one that it has given up. In a stepped run a statement that found a lock is tried again: a savepoint keeps its failure from undoing the transaction.
         """
-        status, begins, ends = self._db.info.transaction_status, _BEGINS.match(statement), _ENDS.match(statement)
+        status, begins, ends = self._db.info.transaction_status, sql.BEGINS.match(statement), sql.ENDS.match(statement)
         if begins and self.in_transaction:
             raise psycopg.errors.ActiveSqlTransaction("cannot start a transaction within a transaction")
         if ends and not self.in_transaction and not self.broken:
-            raise psycopg.errors.NoActiveSqlTransaction(f"cannot {_ENDING[ends[1].upper()]} - no transaction is active")
+            raise psycopg.errors.NoActiveSqlTransaction(f"cannot {_ENDING[ends[2].upper()]} - no transaction is active")
         # a savepoint around these would spoil what they are about
         saved = self._stepped and status == psycopg.pq.TransactionStatus.INTRANS and not ends and not _OF_SAVEPOINTS.match(statement)
         try:
@@ -72,7 +71,7 @@ class PostgresConnection:
             if saved and self.in_transaction:
                 self._db.execute("ROLLBACK TO turn")
             raise as_ours(error) from None
-        if ends and _ENDING[ends[1].upper()] == "commit" and cursor.statusmessage == "ROLLBACK":
+        if ends and _ENDING[ends[2].upper()] == "commit" and cursor.statusmessage == "ROLLBACK":
             raise psycopg.errors.InFailedSqlTransaction("an earlier statement of this transaction failed, so PostgreSQL rolled all of it back")
         return Answer(rows(cursor), cursor.rowcount)
 
