@@ -7,8 +7,16 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from labkit import databases, steps
-from labkit.errors import LedgerError, LedgerLocked
+from labkit import databases, sql, steps
+from labkit.databases.answer import Answer
+from labkit.errors import HandlerError, LedgerError, LedgerLocked
+
+
+def text(name: str, value: Any) -> str:
+    """Returns the value. Raises HandlerError when it is no text: the databases would differ in what they make of it."""
+    if not isinstance(value, str):
+        raise HandlerError(f"{name} is {value!r}.", "a text is expected, and this is not one", f"Write {name} as a text, such as str(…).")
+    return value
 
 
 class Access:
@@ -17,29 +25,39 @@ class Access:
     def __init__(self, wire: dict[str, Any], gate: steps.Gate, current_delivery: Callable[[], Any]):
         """wire: the place of the ledger; current_delivery() returns the delivery under way."""
         self.gate, self.delivery = gate, current_delivery
-        self._wire, self._connection, self.within = wire, None, False
+        self._wire, self._connection = wire, None
+        self._began = False                           # whether a transaction was open after the last statement that succeeded
 
-    def sql(self, statement: str, parameters: tuple = ()) -> Any:
-        """Runs a statement and returns its cursor. In a stepped run one that finds a lock waits for another turn.
+    def sql(self, statement: str, parameters: tuple = ()) -> Answer:
+        """Runs a statement and returns its answer. In a stepped run one that finds a lock waits for another turn.
 
         Raises LedgerError when the database is away; the next statement then tries to reach it anew.
         """
         while True:
+            connection = self._reach()
+            if sql.ENDS.match(statement):
+                self._began = False                   # even if it fails: its body is over
             try:
-                return self._reach().execute(statement, parameters)
+                answer = connection.execute(statement, parameters)
             except LedgerLocked:
                 if not self.gate.stepped:
                     raise
                 self.gate.wait(self.delivery())
+            else:
+                self._began = connection.in_transaction
+                return answer
 
     def check(self) -> None:
         """Raises LedgerError when the database is not there any more."""
         self._reach().check()
 
     def begin(self) -> None:
-        """Opens the transaction that the learner asked for; `within` stays true until whoever asked sets it back."""
+        """Opens a transaction. Where it is lost, nothing more is written until whoever opened it calls `leave`."""
         self.sql(self._reach().BEGIN)
-        self.within = True
+
+    def leave(self) -> None:
+        """Tells that the body of the transaction is over, however it ended."""
+        self._began = False
 
     @property
     def in_transaction(self) -> bool:
@@ -51,19 +69,22 @@ class Access:
         if self.in_transaction:
             yield
             return
-        self.sql(self._reach().BEGIN)
+        self.begin()
         try:
             yield
             self.sql("COMMIT")
         except BaseException:
             if self.in_transaction:
                 self.sql("ROLLBACK")
+            self.leave()
             raise
 
     def abandon(self) -> bool:
-        """Undoes the transaction that is open, and tells whether there was one."""
-        if was_open := self.in_transaction:
+        """Undoes the transaction that is open, and tells whether there was one, or one that was lost."""
+        was_open = self._began or self.in_transaction
+        if self.in_transaction:
             self._connection.execute("ROLLBACK")
+        self.leave()
         return was_open
 
     def fileno(self) -> int | None:
@@ -76,11 +97,9 @@ class Access:
             self._connection.close()
 
     def _reach(self) -> Any:
-        if self._connection is not None and self._connection.broken:
-            if self.within:                          # what is left of the body must not become durable by itself
-                raise LedgerError("The ledger went away inside a transaction.", "the connection to its database ended",
-                                  "Let the error leave the `with` block; the delivery then begins anew.")
-            self._connection = None
-        if self._connection is None:
+        if self._began and not self.in_transaction:   # what is left of its body must not become durable by itself
+            raise LedgerError("The transaction was lost.", "the connection to the database ended, or a failed statement made the database undo it",
+                              "Let the error leave the handler, or the `with` block; the delivery then begins anew.")
+        if self._connection is None or self._connection.broken:
             self._connection = databases.connect(self._wire, self.gate.stepped)
         return self._connection

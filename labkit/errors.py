@@ -2,7 +2,7 @@
 
     LabError
     ├── BrokerError        no RabbitMQ can be found, started or reached
-    ├── HandlerError       the learner's handler cannot be shipped to a worker
+    ├── HandlerError       the learner's handler cannot be shipped to a worker, or does there what no handler may
     ├── LedgerError        the ledger is away: its database cannot be opened, reached or written
     │   └── LedgerLocked   another holds its lock
     ├── PlanError          a run, a fault or a message is described in a way that cannot be carried out
@@ -39,7 +39,7 @@ class BrokerError(LabError):
 
 
 class HandlerError(LabError):
-    """Raised when the learner's handler cannot be shipped to a worker process."""
+    """Raised when the learner's handler cannot be shipped to a worker process, or does there what no handler may."""
 
 
 class LedgerError(LabError):

@@ -7,11 +7,11 @@ from contextlib import contextmanager
 from typing import Any
 
 from labkit import sql, steps
-from labkit.access import Access
+from labkit.access import Access, text
 
 
 class Ledger:
-    """`shop.ledger`. Each method raises LedgerError when the database is away."""
+    """`shop.ledger`. Each method raises LedgerError when the database is away, HandlerError for a key that is no text."""
 
     def __init__(self, access: Access, consumer: str, forget_after: int | None = None):
         """consumer: the name in the inbox; forget_after: how many effect keys are kept, the newest; None keeps all."""
@@ -19,7 +19,7 @@ class Ledger:
 
     def record(self, effect_key: str, **detail: Any) -> None:
         """Writes an effect. Nothing stands against a second one for the same key."""
-        with self._step(steps.LEDGER_RECORD, effect_key):
+        with self._on(effect_key, steps.LEDGER_RECORD):
             self._access.sql(sql.RECORD, (effect_key, json.dumps(detail)))
 
     def record_once(self, effect_key: str, **detail: Any) -> str:
@@ -28,7 +28,7 @@ class Ledger:
         Returns "recorded"; or "duplicate" when the key is there already; or "conflict" when it is there for a message with
         another payload, which is kept apart in `conflicts` for a person. In both of these no effect is written.
         """
-        with self._step(steps.LEDGER_RECORD_ONCE, effect_key) as passage, self._access.atomic():
+        with self._on(effect_key, steps.LEDGER_RECORD_ONCE) as passage, self._access.atomic():
             fingerprint = self._fingerprint()
             known = self._claim(effect_key, fingerprint)
             if known is None:
@@ -45,23 +45,22 @@ class Ledger:
 
     def find(self, effect_key: str) -> dict[str, Any] | None:
         """Returns the first effect of this key as {"effect_key": …, **detail}, or None. Read-only."""
-        with self._step(steps.LEDGER_FIND, effect_key) as passage:
-            row = self._access.sql(sql.FIND, (effect_key,)).fetchone()
+        with self._on(effect_key, steps.LEDGER_FIND) as passage:
+            row = self._access.sql(sql.FIND, (effect_key,)).first
             passage.outcome = "found" if row else "nothing"
         return row and {**json.loads(row[1]), "effect_key": row[0]}
 
     def remember(self, message_id: str) -> str:
         """Writes the inbox row (this consumer, message id). Returns "new", or "duplicate" when it is there already."""
-        with self._step(steps.LEDGER_REMEMBER, None, message_id=message_id) as passage:
-            new = self._access.sql(sql.REMEMBER, (self._consumer, message_id)).rowcount
+        with self._step(steps.LEDGER_REMEMBER, message_id=text("message_id", message_id)) as passage:
+            new = self._access.sql(sql.REMEMBER, (self._consumer, message_id)).count
             passage.outcome = "new" if new else "duplicate"
         return passage.outcome
 
     def execute(self, statement: str, parameters: tuple = ()) -> list[tuple]:
         """Runs one SQL statement of your own, with ? for each parameter, and returns its rows, a tuple each."""
-        with self._step(steps.LEDGER_EXECUTE, None, statement=statement):
-            cursor = self._access.sql(statement, parameters)
-            return cursor.fetchall() if cursor.description else []
+        with self._step(steps.LEDGER_EXECUTE, statement=statement):
+            return self._access.sql(statement, parameters).rows
 
     @contextmanager
     def transaction(self) -> Iterator[None]:
@@ -79,28 +78,30 @@ class Ledger:
                     access.sql("ROLLBACK")
             raise
         finally:
-            access.within = False
+            access.leave()
 
     def log_delivery(self, message_id: str, effect_key: str, worker: int) -> int:
         """Writes one row to the delivery log, before any work, and returns which handing-over this is, 1 the first."""
         self._access.check()
         while True:
-            row = self._access.sql(sql.LOG_DELIVERY, (message_id, effect_key, worker, message_id)).fetchone()
+            row = self._access.sql(sql.LOG_DELIVERY, (message_id, effect_key, worker, message_id)).first
             if row:                                   # else another worker has written this number meanwhile
                 return row[0]
 
-    def _step(self, name: str, effect_key: str | None, **detail: Any) -> steps.Passage:
+    def _step(self, name: str, **detail: Any) -> steps.Passage:
+        return self._access.gate.step(name, self._access.delivery(), **detail)
+
+    def _on(self, effect_key: str, name: str) -> steps.Passage:
         delivery = self._access.delivery()
-        if effect_key is not None and (delivery is None or effect_key != delivery.message.effect_key):
-            detail["effect_key"] = _as_text(effect_key)
-        return self._access.gate.step(name, delivery, **detail)
+        is_its_own = text("effect_key", effect_key) == (delivery and delivery.message.effect_key)
+        return self._step(name) if is_its_own else self._step(name, effect_key=effect_key)
 
     def _claim(self, effect_key: str, fingerprint: str) -> str | None:
         """Writes the key and returns None; or returns the fingerprint that it is there with already."""
         while True:
-            if self._access.sql(sql.CLAIM_KEY, (effect_key, fingerprint)).rowcount:
+            if self._access.sql(sql.CLAIM_KEY, (effect_key, fingerprint)).count:
                 return None
-            if known := self._access.sql(sql.FIND_FINGERPRINT, (effect_key,)).fetchone():
+            if known := self._access.sql(sql.FIND_FINGERPRINT, (effect_key,)).first:
                 return known[0]                       # else another worker has forgotten the key meanwhile
 
     def _fingerprint(self) -> str:
@@ -121,8 +122,5 @@ def count_effects_so_far(place: Any) -> dict[str, int]:
 
 
 def _counted(rows: list[tuple]) -> dict[str, int]:
-    return {_as_text(key): count for key, count in rows}
-
-
-def _as_text(effect_key: Any) -> str:
-    return effect_key if isinstance(effect_key, str) else repr(effect_key)
+    # by a statement of one's own, SQLite keeps under any key
+    return {key if isinstance(key, str) else repr(key): count for key, count in rows}

@@ -14,6 +14,7 @@ from labkit.result import Run
 
 MESSAGES_NOW, _FAULTS = "Use lab.reminders(5) or [Message(…)].", 'Use faults=[crash.after("ledger.record")] or its like.'
 _MAX_PREFETCH = 65535
+_MAX_KEPT = 2 ** 63 - 1
 
 
 @dataclass(frozen=True)
@@ -57,6 +58,8 @@ class Plan:
                             'Leave it out, or write publish="while".')
         if self.forget_after is not None:
             positive("forget_after", self.forget_after, int)
+            if self.forget_after > _MAX_KEPT:
+                raise PlanError(f"forget_after is {self.forget_after}.", f"the databases count up to {_MAX_KEPT}", "Write a smaller number, or leave it out.")
         one_of("dead_letter", self.dead_letter, True, False)
         if self.prefetch > _MAX_PREFETCH:
             raise PlanError(f"prefetch is {self.prefetch}.", f"AMQP counts up to {_MAX_PREFETCH}", "Write a smaller number.")

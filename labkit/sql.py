@@ -1,12 +1,14 @@
 """The ledger's tables and every statement on them, in plain SQL: to be read, and to be taken along.
 
 SQLite and PostgreSQL take the same text, but for two things: a number that counts itself up has another type there, and
-psycopg writes %s where sqlite3 writes ?. `labkit.databases.postgres` translates both.
+psycopg writes %s where sqlite3 writes ?. `labkit.databases.postgres` and its connection translate.
 
 `effects` is the truth that a run is judged by, whoever wrote its rows. `effect_keys` beside it is what `record_once`
 protects them with, and `conflicts` holds what came under a key that stands for something else. `outbox` holds the events
 that a producer wrote with its order, until a relay has published them.
 """
+
+import re
 
 SCHEMA = """
 CREATE TABLE effects (
@@ -78,3 +80,7 @@ INSERT INTO deliveries (message_id, attempt, effect_key, worker)
 SELECT ?, coalesce(max(attempt), 0) + 1, ?, ? FROM deliveries WHERE message_id = ?
 ON CONFLICT DO NOTHING RETURNING attempt
 """
+
+#: what opens a transaction and what ends it, however a statement of one's own writes that; going back to a savepoint is no end
+BEGINS, ENDS = (re.compile(rf"\s*({words})", re.IGNORECASE) for words in
+                (r"BEGIN\b|START\s+TRANSACTION\b", r"(COMMIT|END|ROLLBACK|ABORT)\b(?!\s+((WORK|TRANSACTION)\s+)?TO\b)"))

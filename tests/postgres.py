@@ -31,6 +31,13 @@ class PostgresServer:
         self.start()
         self._call("createdb", "--host", str(self._folder), "--username=lab", "lab", data=False)
 
+    def ask_for_a_password(self, user: str) -> None:
+        """Lets this user in with the right password only, after a restart."""
+        rules = self._folder / "data" / "pg_hba.conf"
+        rules.write_text(f"local all {user} scram-sha-256\n" + rules.read_text())
+        self.stop()
+        self.start()
+
     def start(self) -> None:
         """Starts it, and returns when it takes connections."""
         settings = " ".join(f"-c {name}={value.format(folder=self._folder) or chr(39) * 2}" for name, value in _SETTINGS.items())
@@ -76,6 +83,14 @@ def url() -> str:
             (pytest.fail if os.environ.get("LABKIT_REQUIRE_POSTGRES") else pytest.skip)("no PostgreSQL is installed")
         _server.append(PostgresServer(found))
     return _server[0].url
+
+
+def another() -> PostgresServer:
+    """Returns a server that a test may do with as it likes; fails or skips where none is installed."""
+    if not (found := programs()):
+        url()                                         # skips, or fails where one is required
+        pytest.skip("the PostgreSQL is somebody else's")
+    return PostgresServer(found)
 
 
 _server: list[PostgresServer] = []

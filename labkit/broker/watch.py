@@ -1,8 +1,9 @@
-"""The end of a process that is not our child, as something to wait for: a pidfd on Linux, a kqueue elsewhere."""
+"""The end of a process that is not our child, as something to wait for: a pidfd on Linux, a kqueue elsewhere; and its birth."""
 
 import os
 import select
 import selectors
+import subprocess
 
 
 class Exit:
@@ -38,3 +39,13 @@ def has_ended(pid: int) -> bool:
         ended = bool(selector.select(0))
     watched.close()
     return ended
+
+
+def born(pid: int) -> str | None:
+    """Returns when a process began, in the system's own words, which tell it from a later one of the same number; or None."""
+    try:
+        with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as file:
+            return file.read().rpartition(")")[2].split()[19]
+    except OSError:                                   # not Linux, or none of our business
+        told = subprocess.run(["ps", "-o", "lstart=", "-p", str(pid)], capture_output=True, text=True, env={**os.environ, "LC_ALL": "C", "TZ": "UTC"})
+        return told.stdout.strip() or None

@@ -33,5 +33,5 @@ def connect(wire: dict[str, Any], stepped: bool):
     """Returns a worker's connection to the place that travelled as `wire`. In a stepped run it never waits for a lock."""
     if "path" in wire:
         return SqliteConnection(wire["path"], stepped)
-    from labkit.databases.postgres import PostgresConnection
+    from labkit.databases.postgres_connection import PostgresConnection
     return PostgresConnection(wire["conninfo"], wire["schema"], stepped)

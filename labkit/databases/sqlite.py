@@ -9,11 +9,14 @@ from contextlib import closing
 from typing import Any
 
 from labkit import sql
+from labkit.databases.answer import Answer
 from labkit.errors import LedgerError, LedgerLocked, PlanError
 
 _BUSY_S = 5                                           # how long a write waits for another's lock
 _AWAY = {sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_IOERR, sqlite3.SQLITE_READONLY, sqlite3.SQLITE_PERM, sqlite3.SQLITE_FULL,
          sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_PROTOCOL}
+_BRING_BACK = "Bring its file back"
+_NEXT_STEPS = {sqlite3.SQLITE_FULL: "Make room on the disk", sqlite3.SQLITE_READONLY: "Let its file be written"}
 _LOCKED = {sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED}
 
 
@@ -65,7 +68,10 @@ class SqlitePlace(os.PathLike):
     def query(self, statement: str, parameters: tuple = ()) -> list[tuple]:
         """Returns the rows of one statement. Read-only. Raises LedgerError when there is no such file."""
         with closing(_open(self._path, "ro")) as db:
-            return db.execute(statement, parameters).fetchall()
+            try:
+                return db.execute(statement, parameters).fetchall()
+            except sqlite3.Error as error:            # that it is read-only here is the statement's own fault
+                raise error if _code(error) == sqlite3.SQLITE_READONLY else _as_ours(error) from None
 
     def settled(self, statement: str) -> list[tuple]:
         """Returns the rows of one statement, once no dead worker can change them any more."""
@@ -74,7 +80,10 @@ class SqlitePlace(os.PathLike):
     def save(self, path: str | os.PathLike) -> None:
         """Writes a copy of the ledger as it stands, whether or not its last changes are in the main file yet."""
         with closing(_open(self._path, "rw")) as old, closing(sqlite3.connect(path)) as new:
-            old.backup(new)
+            try:
+                old.backup(new)
+            except sqlite3.Error as error:
+                raise _as_ours(error) from None
 
 
 class SqliteConnection:
@@ -86,13 +95,14 @@ class SqliteConnection:
     def __init__(self, path: str, stepped: bool):
         self._path, self._db = path, _open(path, "rw", 0 if stepped else _BUSY_S)
         self._inode = os.stat(path).st_ino
-        self._db.execute("PRAGMA synchronous = NORMAL")
+        self.execute("PRAGMA synchronous = NORMAL")
         self.close = self._db.close
 
-    def execute(self, statement: str, parameters: tuple = ()) -> sqlite3.Cursor:
+    def execute(self, statement: str, parameters: tuple = ()) -> Answer:
         """Runs a statement. Raises LedgerLocked when another holds the lock, LedgerError when the file is of no use any more."""
         try:
-            return self._db.execute(statement, parameters)
+            cursor = self._db.execute(statement, parameters)
+            return Answer(cursor.fetchall(), cursor.rowcount)
         except sqlite3.Error as error:
             raise _as_ours(error) from None
 
@@ -121,11 +131,14 @@ def _open(path: str, mode: str, timeout_s: float = _BUSY_S) -> sqlite3.Connectio
 
 def _as_ours(error: sqlite3.Error) -> Exception:
     """Returns what a locked or lost database means in labkit's words; an error of the statement itself stays as it is."""
-    code = (getattr(error, "sqlite_errorcode", None) or 0) & 0xFF
-    if code in _LOCKED:
+    if _code(error) in _LOCKED:
         return LedgerLocked(why=str(error))
-    return _away(str(error)) if code in _AWAY else error
+    return _away(str(error), _NEXT_STEPS.get(_code(error), _BRING_BACK)) if _code(error) in _AWAY else error
 
 
-def _away(why: str) -> LedgerError:
-    return LedgerError("The ledger is away.", why, "Bring its file back; until then no effect can be checked.")
+def _code(error: sqlite3.Error) -> int:
+    return (getattr(error, "sqlite_errorcode", None) or 0) & 0xFF
+
+
+def _away(why: str, now: str = _BRING_BACK) -> LedgerError:
+    return LedgerError("The ledger is away.", why, f"{now}; until then no effect can be checked.")

@@ -3,16 +3,14 @@ import json
 import os
 import sqlite3
 import subprocess
-import sys
+from concurrent.futures import ThreadPoolExecutor
 
 import psycopg
 import pytest
 
-from labkit import Lab, LedgerError, Message, PlanError, Run, crash, fail
-from labkit.databases.postgres import PostgresHome
+from labkit import HandlerError, Lab, LedgerError, Message, PlanError, Run, crash, fail
 from tests import postgres
 from tests.engine.handlers import effect_then_ack, once_then_ack
-from tests.engine.test_live import until
 
 
 def effect_and_key_together(delivery, shop):
@@ -84,6 +82,13 @@ def test_a_key_that_was_forgotten_protects_nothing(either, kept, effects):
     assert run.query("SELECT count(*) FROM effect_keys") == [(kept or 4,)]
 
 
+def test_a_key_that_another_worker_forgets_meanwhile_is_no_conflict(either):
+    messages = [Message(f"invoice-{number % 3}:reminder", f"m-{number}") for number in range(600)]
+    run = either.run(once_then_ack, messages, workers=6, prefetch=20, forget_after=1)
+    assert {event.detail["outcome"] for event in run.events if (event.name, event.phase) == ("ledger.record_once", "after")} == {"recorded", "duplicate"}
+    assert (run.query("SELECT * FROM conflicts"), run.facts.errors) == ([], [])
+
+
 def test_a_status_moves_from_the_expected_one_only(either):
     def move(delivery, shop):
         for expected, to in (("new", "paid"), ("new", "paid"), ("new", "cancelled"), ("paid", "shipped")):
@@ -105,6 +110,34 @@ def test_a_move_inside_a_transaction_is_undone_with_it(either):
     assert (sweep.verdict, sweep.counts["once"]) == ("holds", len(sweep.rows) - 1)
 
 
+def try_names_that_are_no_text(delivery, shop):
+    ledger, move = shop.ledger, shop.status.move
+    tries = {"effect_key is 5": lambda: ledger.record(5), "effect_key is b'x'": lambda: ledger.record_once(b"x"), "effect_key is None": lambda: ledger.find(None),
+             "message_id is 5": lambda: ledger.remember(5), "entity is 5": lambda: move(5, "new", "paid"), "expected is 1": lambda: move("a", 1, "paid"),
+             "to is None": lambda: move("a", "new", None)}
+    for told, what in tries.items():
+        try:
+            what()
+        except HandlerError as error:
+            assert told in str(error)
+        else:
+            raise AssertionError(told)
+    once_then_ack(delivery, shop)
+
+
+def test_a_key_an_entity_or_an_id_that_is_no_text_is_refused_before_anything_is_done(either):
+    run = either.run(try_names_that_are_no_text, either.reminders(1))
+    assert (run.verdict, run.facts.errors) == ("holds", [])
+    assert [event.name for event in run.events if event.phase == "before"] == ["receive", "ledger.record_once", "ack"]
+    assert run.query("SELECT * FROM statuses UNION SELECT * FROM inbox") == []
+
+
+def test_more_keys_than_a_database_can_count_are_refused(either):
+    assert either.run(once_then_ack, either.reminders(1), forget_after=2 ** 63 - 1).verdict == "holds"
+    with pytest.raises(PlanError, match="the databases count up to"):
+        either.run(once_then_ack, either.reminders(1), forget_after=2 ** 63)
+
+
 def test_a_run_goes_on_with_all_tables_of_an_earlier_one(either):
     def count(delivery, shop):
         shop.ledger.execute("CREATE TABLE IF NOT EXISTS visits (place TEXT, n INTEGER)")
@@ -122,6 +155,28 @@ def test_a_saved_run_takes_its_ledger_along(either, tmp_path):
     loaded = Run.load(run.save(tmp_path / "run"))
     assert loaded.query("SELECT effect_key FROM effects ORDER BY id") == [("invoice-1:reminder",), ("invoice-2:reminder",)]
     assert loaded.query("SELECT message_id, attempt FROM deliveries ORDER BY 1") == [("reminder-1", 1), ("reminder-2", 1)]
+
+
+def keep_values_of_many_types(delivery, shop):
+    shop.ledger.execute("ALTER TABLE effects ADD COLUMN price numeric")
+    shop.ledger.execute("CREATE TABLE parcels (weight numeric, address jsonb, at timestamptz, label bytea, there boolean)")
+    shop.ledger.execute("INSERT INTO parcels VALUES (1.50, ?, '2026-01-02 03:04:05+00', ?, true)", ('{"city": "Köln"}', b"\x00\xff"))
+    shop.ledger.execute("INSERT INTO effects (effect_key, detail, price) VALUES (?, '{}', 9.90)", (delivery.message.effect_key,))
+    delivery.ack()
+
+
+def test_a_saved_run_from_postgresql_loads_with_tables_columns_and_types_of_ones_own(broker, tmp_path):
+    with Lab(broker=broker, quiet=True, ledger=postgres.url()) as lab:
+        loaded = Run.load(lab.run(keep_values_of_many_types, lab.reminders(1)).save(tmp_path / "run"))
+    assert (loaded.verdict, loaded.query("SELECT effect_key, price FROM effects")) == ("holds", [("invoice-1:reminder", "9.90")])
+    (weight, address, at, label, there), = loaded.query("SELECT * FROM parcels")
+    assert (weight, json.loads(address), at[:19], label, there) == ("1.50", {"city": "Köln"}, "2026-01-02 03:04:05", b"\x00\xff", 1)
+
+
+def test_runs_that_two_threads_start_at_once_have_a_ledger_each(either):
+    with ThreadPoolExecutor(2) as threads:
+        runs = list(threads.map(lambda n: either.run(once_then_ack, either.reminders(n)), [3, 4, 5, 6]))
+    assert [(run.verdict, run.counts["effects"]) for run in runs] == [("holds", 3), ("holds", 4), ("holds", 5), ("holds", 6)]
 
 
 def test_a_query_changes_nothing(either):
@@ -157,12 +212,26 @@ def test_without_its_file_nothing_more_is_acked_and_the_run_is_unknown(lab):
     assert "The ledger is away" in run.facts.errors[0]
 
 
+def spoil_the_file(delivery, shop):
+    once_then_ack(delivery, shop)
+    path = shop.ledger.execute("PRAGMA database_list")[0][2]
+    for name in (path + "-wal", path):
+        with open(name, "r+b") as file:
+            file.write(b"garbage" * 2000)
+
+
+def test_with_garbage_in_its_file_the_run_is_unknown_and_can_neither_be_asked_nor_gone_on_with(lab):
+    run = lab.run(spoil_the_file, lab.reminders(3))
+    assert (run.verdict, run.counts["unknown"]) == ("unknown", 3)
+    with pytest.raises(LedgerError, match="The ledger is away"):
+        run.query("SELECT * FROM effects")
+    with pytest.raises(PlanError, match="no ledger to go on with"):
+        lab.run(once_then_ack, lab.reminders(1), continue_from=run)
+
+
 @pytest.fixture
 def server_of_its_own():
-    if not (found := postgres.programs()):
-        postgres.url()                                # skips, or fails where one is required
-        pytest.skip("the PostgreSQL is somebody else's")
-    server = postgres.PostgresServer(found)
+    server = postgres.another()
     yield server
     server.remove()
 
@@ -180,49 +249,6 @@ def test_without_its_server_nothing_more_is_acked_and_the_run_is_unknown(lab, se
         assert "The ledger is away" in run.facts.errors[0]
         server_of_its_own.start()
         assert own.run(once_then_ack, own.reminders(2)).verdict == "holds"
-
-
-def test_a_statement_that_waits_for_a_lock_ends_with_its_worker(monkeypatch):
-    """Without PostgreSQL looking after its client, the statement would commit as soon as the lock is free: an effect of a dead worker."""
-    monkeypatch.setattr("labkit.databases.postgres._SETTLE_MS", 3000)         # less than the statement itself would wait
-    home = PostgresHome(postgres.url())
-    place = home.new()
-    code = ("import json, sys; from labkit import sql; from labkit.databases import connect;"
-            "connect(json.loads(sys.argv[1]), False).execute(sql.RECORD, ('invoice-1:reminder', '{}'))")
-    with psycopg.connect(postgres.url()) as other:
-        other.execute(f"LOCK TABLE {place.schema}.effects IN EXCLUSIVE MODE")
-        worker = subprocess.Popen([sys.executable, "-c", code, json.dumps(place.wire)])
-        until(lambda: place.query("SELECT count(*) FROM pg_locks WHERE NOT granted AND mode = 'RowExclusiveLock'") == [(1,)])
-        worker.kill()
-        worker.wait()
-        assert place.settled("SELECT count(*) FROM effects") == [(0,)]
-    assert place.query("SELECT count(*) FROM effects") == [(0,)]
-    home.close()
-
-
-# -- what may be wrong with a URL, and what is left behind
-
-@pytest.mark.parametrize("url, error", [
-    ("mysql://x", PlanError), (7, PlanError), ("postgresql://lab:geheim@127.0.0.1:1/lab", LedgerError), ("postgresql://lab:geheim@[::1", PlanError),
-    ("postgresql://lab:geheim@127.0.0.1/lab?nonsense=1", PlanError)])
-def test_a_url_that_leads_nowhere_is_refused_without_its_password(broker, url, error):
-    with pytest.raises(error) as caught:
-        Lab(broker=broker, quiet=True, ledger=url)
-    assert "geheim" not in str(caught.value) + repr(caught.value) and caught.value.now
-
-
-def test_a_lab_removes_its_schemas_and_those_of_a_killed_kernel(broker):
-    def schemas():
-        with psycopg.connect(postgres.url()) as db:
-            return {name for name, in db.execute("SELECT nspname FROM pg_namespace WHERE starts_with(nspname, 'labkit_')")}
-    with psycopg.connect(postgres.url()) as db:
-        db.execute("CREATE SCHEMA labkit_000000000000_1")
-    before = schemas()
-    with Lab(broker=broker, quiet=True, ledger=postgres.url()) as lab:
-        lab.run(once_then_ack, lab.reminders(1))
-        assert "labkit_000000000000_1" not in schemas()
-        assert schemas() - before
-    assert not schemas() - before
 
 
 def test_crash_is_no_word_for_sqlite_alone(either):

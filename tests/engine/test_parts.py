@@ -1,5 +1,6 @@
 """Parts without a broker: the trace, the line, the account, the ledger, the message."""
 import os
+import resource
 import socket
 import sqlite3
 import ssl
@@ -8,7 +9,7 @@ import tempfile
 import pytest
 from pika.adapters.utils.connection_workflow import AMQPConnectorStackTimeout
 
-from labkit import Message, PlanError, link, steps, topology
+from labkit import LedgerError, Message, PlanError, link, steps, topology
 from labkit.access import Access
 from labkit.account import Account
 from labkit.broker.address import Address, Secret
@@ -144,6 +145,31 @@ def test_record_once_refuses_the_second_and_record_does_not(books):
     shop_ledger.record("b")
     shop_ledger.record("b")
     assert count_effects(place) == {"a": 1, "b": 2}
+
+
+def test_a_full_disk_is_told_at_receive_and_nothing_is_logged(books):
+    """SQLite commits an INSERT … RETURNING when its rows have been read to the end."""
+    shop_ledger, place = books
+    assert shop_ledger.log_delivery("m-1", "a", 1) == 1
+    old = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (os.path.getsize(f"{place.wire['path']}-wal"), old[1]))
+    try:
+        with pytest.raises(LedgerError, match="The ledger is away"):
+            shop_ledger.log_delivery("m-2", "a", 1)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, old)
+    assert shop_ledger.log_delivery("m-2", "a", 1) == 1
+
+
+def test_a_database_that_takes_no_more_names_the_next_step(books):
+    shop_ledger, _ = books
+    (pages,), = shop_ledger.execute("PRAGMA page_count")
+    shop_ledger.execute(f"PRAGMA max_page_count = {pages}")
+    with pytest.raises(LedgerError, match="Make room on the disk"):
+        shop_ledger.record("a", text="x" * 100_000)
+    shop_ledger.execute("PRAGMA query_only = on")
+    with pytest.raises(LedgerError, match="Let its file be written"):
+        shop_ledger.record("a")
 
 
 def test_a_transaction_is_all_or_nothing(books):

@@ -4,7 +4,7 @@ import os
 
 import pytest
 
-from labkit import HandlerError, PlanError, crash
+from labkit import HandlerError, Message, PlanError, crash
 from tests.engine.handlers import look_inside, look_then_record, once_then_ack
 
 
@@ -43,6 +43,26 @@ def test_a_worker_that_waits_for_the_others_lock_takes_no_step(lab, message):
     waited = next(schedule for schedule in race.schedules if "B waits for the lock" in schedule.told)
     between = waited.told[waited.told.index("B waits for the lock"):waited.told.index("A commits")]
     assert not [step for step in between if step.startswith("B") and "waits" not in step]
+
+
+def move_first(delivery, shop):
+    if shop.status.move("order-1", "new", "paid") == "moved":
+        shop.ledger.record(delivery.message.effect_key)
+    delivery.ack()
+
+
+def test_a_race_of_moves_is_told(either):
+    race = either.race(move_first, either.reminders(1)[0])
+    assert (race.verdict, race.counts["once"]) == ("holds", race.total)
+    assert race.schedules[0].told == ["A moves the status", "A records", "B does not move the status"]
+    assert repr(race) and race._repr_html_() and repr(race.schedules[0])
+
+
+def test_a_race_into_a_conflict_is_told(either):
+    first, other = (Message("invoice-1:reminder", payload={"amount": amount}) for amount in (10, 20))
+    race = either.race(once_then_ack, other, continue_from=either.run(once_then_ack, [first]), limit=2)
+    assert race.schedules[0].told == ["A finds a conflict", "B finds a conflict"]
+    assert "A finds a conflict" in repr(race.schedules[0]) and repr(race) and race._repr_html_()
 
 
 def test_a_search_that_was_cut_off_proves_nothing_unless_it_found_a_break(lab, message):
@@ -91,6 +111,7 @@ def test_a_worker_that_raises_while_racing_is_told(lab, message):
 
 @pytest.mark.parametrize(("arguments", "told"), [
     ({"faults": [crash.after("ack")]}, "a race plans the order of the steps"), ({"order": (1, 2)}, "no argument 'order'"),
+    ({"prefetch": 2}, "each worker holds one copy"), ({"acknowledge": "auto"}, "the ack is one of the steps"),
     ({"limits": 5}, "perhaps 'limit'"), ({"workers": 1}, "nobody to race with"), ({"workers": "2"}, "workers is '2'"), ({"limit": 0}, "limit is 0")])
 def test_a_race_that_cannot_be_carried_out_is_refused(lab, message, arguments, told):
     with pytest.raises(PlanError, match=told):
