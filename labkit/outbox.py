@@ -19,7 +19,7 @@ class Outbox:
         if not isinstance(event, Message):
             raise TypeError(f"outbox.add needs a Message, and was given {event!r}")
         with self._step(steps.OUTBOX_ADD, event) as passage:
-            new = self._access.sql(sql.ADD_EVENT, (event.message_id, event.effect_key, json.dumps(event.as_dict()))).rowcount
+            new = self._access.sql(sql.ADD_EVENT, (event.message_id, event.effect_key, json.dumps(event.as_dict()))).count
             passage.outcome = "added" if new else "duplicate"
         return passage.outcome
 
@@ -31,7 +31,7 @@ class Outbox:
         with self._step(steps.OUTBOX_READ) as passage:
             if self._access.in_transaction:
                 self._access.sql(sql.TAKE_TURN)
-            rows = self._access.sql(sql.WAITING_EVENTS, (limit,)).fetchall()
+            rows = self._access.sql(sql.WAITING_EVENTS, (limit,)).rows
             passage.outcome = f"{len(rows)} waiting"
         return [Message(**json.loads(row)) for row, in rows]
 
