@@ -90,7 +90,7 @@ def begin_and_forget(delivery, shop):
 
 def test_a_transaction_that_is_left_open_is_undone_and_told_and_the_next_delivery_is_free_of_it(either):
     run = either.run(begin_and_forget, either.reminders(2))
-    assert "left a transaction open, which was undone" in run.facts.errors[0]
+    assert "transaction was left open, and was undone" in run.facts.errors[0]
     assert run.query("SELECT effect_key FROM effects") == [("invoice-2:reminder",)]
     assert (run.counts["lost"], run.counts["once"]) == (1, 1)
 
@@ -132,7 +132,7 @@ def test_what_follows_a_lost_transaction_does_not_become_durable_by_itself(eithe
     run = either.run(lose_it_and_go_on(lose), either.reminders(1))
     assert run.facts.printed.split()[1:] == ["LedgerError", "LedgerError"]
     assert run.query("SELECT * FROM effects") == [] and run.counts["lost"] == 1
-    assert "left a transaction open, which was undone" in run.facts.errors[0]
+    assert "transaction was left open, and was undone" in run.facts.errors[0]
 
 
 def test_after_the_with_block_of_a_lost_transaction_the_handler_may_go_on(either, lose):
