@@ -4,6 +4,7 @@ from collections import Counter
 from functools import cached_property
 from typing import Any
 
+from labkit import steps
 from labkit.result import Run
 from labkit.table import count, plain
 from labkit.trace import Event
@@ -18,7 +19,7 @@ OUTCOMES = {
     "stray": "an event was published, and there is no such order",
     "pending": "the order is there, and its event still waits in the outbox",
     "nothing": "no order and no event: whoever ordered has got an error, and may order again",
-    "unknown": "the broker or the ledger could not be asked",
+    "unknown": "the broker or the ledger could not be asked, or the broker was blocked and may still take the event",
 }
 _BROKEN = {"duplicated": "{key} is there, and its event was published under {ids} ids", "lost": "{key} is there, and its event was lost",
            "stray": "an event was published for {key}, and there is no such order"}
@@ -64,6 +65,11 @@ class Production(Run):
         touched = [event.effect_key for event in (*self.events, *self.published) if event.effect_key]
         return list(dict.fromkeys([*touched, *(self.facts.effects or {}), *self.facts.outbox]))
 
+    @cached_property
+    def _in_doubt(self) -> set[str]:
+        """The keys of events that a broker has in its socket and does not read: it may still take them."""
+        return {event.effect_key for event in self.events if event.name == steps.CONFIRM and event.detail.get("outcome") == "blocked"}
+
     def _ids(self, key: str) -> list[str]:
         return [event.message_id for event in self.published if event.effect_key == key]
 
@@ -73,6 +79,8 @@ class Production(Run):
         ids = self._ids(key)
         if not self.facts.effects.get(key):
             return "stray" if ids else "nothing"
+        if not ids and key in self._in_doubt:
+            return "unknown"
         if len(ids) > 1:
             return "repeated" if len(set(ids)) == 1 else "duplicated"
         return "once" if ids else "pending" if self.facts.outbox.get(key) else "lost"

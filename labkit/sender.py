@@ -74,7 +74,7 @@ class Sender:
 
     def fence(self) -> None:
         """Makes a round trip, if there is a connection: the broker has then handled everything sent before. Raises pika's errors."""
-        if self._usable:
+        if self._usable and not self._blocked:
             self._channel.basic_qos(prefetch_count=0)
 
     @property
@@ -83,9 +83,9 @@ class Sender:
         return self._channel.channel_number if self._usable else None, self.sent + 1
 
     def close(self) -> None:
-        """Ends the connection, once the broker has handled what was sent."""
+        """Ends the connection, once the broker has handled what was sent; one that is blocked ends with the process."""
         try:
-            if self._usable:
+            if self._usable and not self._blocked:
                 self._connection.close()
         except BROKEN:
             pass

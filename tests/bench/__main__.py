@@ -13,6 +13,7 @@ from collections.abc import Callable
 
 from labkit import Lab, crash
 from tests import postgres
+from tests.bench import publishing
 from tests.bench.bare import QUORUM, Bare
 
 ROUNDS, MESSAGES, MANY = 40, 5_000, 50_000
@@ -47,10 +48,12 @@ def main() -> None:
         throughput("SQLite", lab, bare)
         many(lab)
         race(lab)
+        publishing.main("SQLite", lab)
         if postgres.programs() or os.environ.get("LABKIT_POSTGRES_URL"):
             with Lab(ledger=postgres.url(), broker=lab.broker, quiet=True) as on_postgres:
                 throughput("PostgreSQL", on_postgres, bare)
                 race(on_postgres)
+                publishing.main("PostgreSQL", on_postgres)
             postgres.pytest_unconfigure()
     imports = statistics.median(float(subprocess.run([sys.executable, "-c", "import time; t = time.perf_counter(); import labkit; print(time.perf_counter() - t)"],
                                                      capture_output=True, text=True, check=True).stdout) for _ in range(5))

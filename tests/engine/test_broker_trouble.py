@@ -3,7 +3,7 @@ import time
 
 import pytest
 
-from labkit import BrokerError, Lab
+from labkit import BrokerError, Lab, Message
 from labkit.broker import find
 from tests.engine import handlers
 from tests.engine.test_live import until
@@ -74,3 +74,18 @@ def test_a_lab_on_a_broker_that_does_not_answer_is_refused(own, monkeypatch):
             Lab(broker=own, quiet=True)
     finally:
         own.thaw()
+
+
+def order(shop):
+    shop.ledger.record("order-1")
+    print(shop.publish(Message("order-1")))
+
+
+def test_a_producer_is_told_that_the_broker_takes_no_messages_and_its_event_is_taken_when_it_does_again(own, hurt_lab):
+    own.block()
+    try:
+        run = hurt_lab.produce(order, deadline_s=DEADLINE_S)
+        assert (run.facts.printed, run.verdict, run.statuses) == ("blocked\n", "unknown", {"order-1": "unknown"})
+    finally:
+        own.unblock()
+    assert hurt_lab.produce(order).verdict == "holds"

@@ -4,8 +4,9 @@ from collections import Counter
 
 import pytest
 
-from labkit import HandlerError, Message, PlanError, Production, Run, crash, fail, hang, lose, publish_outbox
+from labkit import HandlerError, Message, PlanError, Production, Run, crash, fail, hang, lose, publish_outbox, steps, topology
 from labkit.databases import SqlitePlace
+from labkit.sender import Sender
 
 ORDER = "order-1"
 
@@ -107,6 +108,12 @@ def test_what_the_broker_says_is_told_apart(lab):
     run = lab.produce(ask, max_length=1)
     assert run.facts.printed == ("True returned confirmed\nsent {'message-for-c': 'returned', 'message-for-d': 'returned'} {}\n")
     assert run.facts.errors == []
+
+
+def test_what_cannot_be_sent_is_told_as_not_sent(lab):
+    nowhere = {"host": "127.0.0.1", "port": 1, "vhost": "/", "username": "u", "password": "p"}
+    sender = Sender(lambda: topology.connect(nowhere), steps.Gate(lambda *_: None, None, ()), lambda: None, "events", {})
+    assert (sender.publish(Message("order-1")), sender.confirm()) == ("not sent", {"message-for-order-1": "not sent"})
 
 
 def test_a_batch_is_confirmed_together_and_in_its_order(lab):
