@@ -2,8 +2,7 @@
 
 A job is to consume from a queue, with a handler, or to produce: to call a producer once, or a relay until nothing is left for it.
 
-Forked from the fork server. One thread consumes; a second one only reads the supervisor's line, because the first may
-be inside pika or inside the handler. If the line ends, the supervisor is gone, and so is the worker.
+Forked from the fork server. One thread does the work; a second one hears the supervisor.
 """
 
 import collections
@@ -12,19 +11,18 @@ import gc
 import itertools
 import os
 import pickle
-import queue
 import signal
 import socket
 import sys
-import threading
 from typing import Any
 
 import cloudpickle  # noqa: F401  (the fork server loads it once for all workers; pickle needs it to load handlers)
 import pika
 
-from labkit import leavings, link, steps
+from labkit import leavings, steps
 from labkit.access import Access
 from labkit.delivery import BROKEN, Delivery
+from labkit.ear import Ear
 from labkit.errors import HandlerError, LedgerError, told
 from labkit.ledger import Ledger
 from labkit.message import POSITION_HEADER, UNREADABLE, Message
@@ -50,11 +48,8 @@ class Worker:
     """What one worker process knows."""
 
     def __init__(self, line: socket.socket, trace: Writer):
-        self._line, self._trace = line, trace
-        self._answers: queue.SimpleQueue = queue.SimpleQueue()
-        self._jobs: queue.SimpleQueue = queue.SimpleQueue()
-        self._stopping = self._draining = self._may_stay = False
         self._connection = self._channel = None
+        self._ear, self._trace = Ear(line, self._wake), trace
         self._inbox: collections.deque = collections.deque()
         self._current: Delivery | None = None
         self._access: Access | None = None
@@ -64,26 +59,24 @@ class Worker:
         os.register_at_fork(after_in_child=self._let_go)
 
     def run(self) -> None:
-        decoder = link.Decoder()
-        (hello, _), *rest = link.receive(self._line, decoder) or [(None, b"")]
-        if hello is None:
+        """Does one job after the other, until the supervisor is gone."""
+        self._address = self._ear.begin()
+        if self._address is None:
             return
-        self._address = hello
-        threading.Thread(target=self._listen, args=(decoder, rest), daemon=True).start()
         try:
             self._connect()
             for done in itertools.count():
-                self._tell(t="free", done=done)
-                while self._jobs.empty():
+                self._ear.tell(t="free", done=done)
+                while self._ear.jobs.empty():
                     self._connection.process_data_events(time_limit=None)
-                self._work(*self._jobs.get())
+                self._work(*self._ear.jobs.get())
                 self._open_channel()
         except BROKEN as error:
-            self._tell(t="unreachable", error=repr(error))
+            self._ear.tell(t="unreachable", error=repr(error))
 
     def _work(self, job: dict[str, Any], blob: bytes) -> None:
         gc.enable()
-        self._job, self._count, self._left_open = job, 0, False
+        self._job, self._count, self._left_open, self._called = job, 0, False, False
         self._gate = steps.Gate(self._trace.write, self._ask, None if job["armed"] is None else {tuple(pair) for pair in job["armed"]})
         self._before = leavings.state()
         os.chdir(job["folder"])
@@ -91,12 +84,12 @@ class Worker:
         try:
             self._handler = pickle.loads(blob)        # from the learner's kernel, over the private line
         except Exception as error:
-            self._tell(t="unusable", error=told(error))
+            self._ear.tell(t="unusable", error=told(error))
             return
         self._access = Access(job["ledger"], self._gate, lambda: self._current)
         self._sender = Sender(self._dial, self._gate, lambda: self._current, job["events"], job["declared"])
         self._shop = Shop(Ledger(self._access, job["consumer"], job["forget_after"]), Status(self._access), Outbox(self._access), self._sender)
-        while not self._stopping:
+        while not self._ear.stopping:
             try:
                 if job["queue"]:
                     self._subscribe()
@@ -109,7 +102,7 @@ class Worker:
                 self._gate.note("connection.lost", None, error=type(error).__name__)
                 self._connect()
         self._sender.close()
-        if not self._may_stay or not self._is_clean():
+        if not self._ear.may_stay or not self._is_clean():
             self._fence_and_leave()
         self._access.close()
         sys.stdout.flush()
@@ -119,7 +112,7 @@ class Worker:
             pass
 
     def _connect(self) -> None:
-        self._private_fds = {self._line.fileno()}
+        self._private_fds = {self._ear.fileno()}
         self._connection = self._dial()
         self._open_channel()
 
@@ -151,37 +144,42 @@ class Worker:
 
     def _consume(self) -> None:
         channel = self._channel
-        while len(self._inbox) < self._job["fill"] and not self._stopping:
+        while len(self._inbox) < self._job["fill"] and not self._ear.stopping:
             self._connection.process_data_events(time_limit=None)
         self._job["fill"] = 0
-        while not self._stopping and channel.is_open and channel.consumer_tags:
+        while not self._ear.stopping and channel.is_open and channel.consumer_tags:
             if not self._inbox:
                 self._connection.process_data_events(time_limit=0)
             if self._inbox:
                 self._handle(*self._inbox.popleft())
-            elif not self._stopping:                  # asked again: what would wake the next call may be used up
-                self._tell(t="idle", handled=self._count)
+            elif not self._ear.stopping:                  # asked again: what would wake the next call may be used up
+                self._ear.tell(t="idle", handled=self._count)
                 self._connection.process_data_events(time_limit=None)
-        if channel.is_open and not self._stopping:
+        if channel.is_open and not self._ear.stopping:
             channel.close()                           # cancelled by the broker: what it holds goes back to the queue
 
     def _produce(self) -> None:
         """Calls the producer; a relay again and again, until it is to go on to the end and has nothing more to publish."""
-        while not self._stopping:
+        while not self._ear.stopping:
             passes = self._sender.passes
-            try:
-                self._handler(self._shop)
-                self._leave_nothing_open()
-                self._gate.note("returned", None)
-            except BaseException as error:
-                self._fail(error)
-            if not self._job["again"] or self._draining and self._sender.passes == passes:
-                self._tell(t="idle", handled=0)
-                while not self._stopping:
+            if self._job["again"] or not self._called:                        # else only the connection was lost
+                self._called = True
+                self._call()
+            if not self._job["again"] or self._ear.draining and self._sender.passes == passes:
+                self._ear.tell(t="idle", handled=0)
+                while not self._ear.stopping:
                     self._connection.process_data_events(time_limit=None)
             else:
-                self._tell(t="passed")                # the supervisor reads the trace, and may end what does not end by itself
-                self._connection.process_data_events(time_limit=0 if self._draining else _LOOK_S)
+                self._ear.tell(t="passed")                # the supervisor reads the trace, and may end what does not end by itself
+                self._connection.process_data_events(time_limit=0 if self._ear.draining else _LOOK_S)
+
+    def _call(self) -> None:
+        try:
+            self._handler(self._shop)
+            self._leave_nothing_open()
+            self._gate.note("returned", None)
+        except BaseException as error:
+            self._fail(error)
 
     def _handle(self, channel, method, properties, body: bytes) -> None:
         self._count += 1
@@ -199,8 +197,8 @@ class Worker:
                                  position=position, tag=delivery.tag, redelivered=delivery.redelivered) as passage:
                 delivery.attempt = passage.outcome = self._shop.ledger.log_delivery(message.message_id, message.effect_key, self._job["worker"])
             if delivery.attempt > self._job["max_deliveries"]:
-                self._tell(t="idle", handled=self._count)         # the supervisor ends the run at what it reads in the trace
-                while not self._stopping:
+                self._ear.tell(t="idle", handled=self._count)         # the supervisor ends the run at what it reads in the trace
+                while not self._ear.stopping:
                     self._connection.process_data_events(time_limit=None)
                 return
             if unreadable:
@@ -254,9 +252,9 @@ class Worker:
                      "attempt": delivery.attempt, "tag": delivery.tag, "channel": delivery.channel.channel_number}
         else:
             about = {"position": None, "message_id": detail.get("event_id"), "effect_key": detail.get("effect_key"), "attempt": None}
-        self._tell(t="gate", step=name, phase=phase, **about, **({"next": self._sender.next} if name == steps.PUBLISH else {}))
+        self._ear.tell(t="gate", step=name, phase=phase, **about, **({"next": self._sender.next} if name == steps.PUBLISH else {}))
         while True:
-            answer, blob = self._answers.get()
+            answer, blob = self._ear.answers.get()
             match answer["do"]:
                 case "go":
                     return
@@ -269,38 +267,17 @@ class Worker:
                             delivery.fence()
                     except BROKEN:
                         pass
-                    self._tell(t="fenced")
+                    self._ear.tell(t="fenced")
                 case "lose":
                     if name == steps.ACK:
                         delivery.fence_next = True
                     return
 
-    def _tell(self, **frame: Any) -> None:
+    def _wake(self) -> None:
         try:
-            self._line.sendall(link.encode(frame))
-        except OSError:
-            os._exit(1)                               # the supervisor is gone
-
-    def _listen(self, decoder: link.Decoder, frames: list) -> None:
-        while True:
-            for frame, blob in frames:
-                match frame["t"]:
-                    case "answer":
-                        self._answers.put((frame, blob))
-                        continue
-                    case "job":
-                        self._stopping, self._draining = False, frame["draining"]     # here, so that a stop right behind the job is not forgotten
-                        self._jobs.put((frame, blob))
-                    case "drain":
-                        self._draining = True
-                    case "stop":
-                        self._may_stay, self._stopping = frame["may_stay"], True
-                try:
-                    self._connection.add_callback_threadsafe(lambda: None)
-                except (AttributeError, *BROKEN):     # not connected now: the loop looks at the flags by itself
-                    pass
-            if not (frames := link.receive(self._line, decoder)):
-                os.kill(0, signal.SIGKILL)            # the whole group, with whatever the handler started
+            self._connection.add_callback_threadsafe(lambda: None)
+        except (AttributeError, *BROKEN):             # not connected now: the loop looks at the flags by itself
+            pass
 
     def _let_go(self) -> None:
         """In a child that the handler forks: writes no trace, and keeps nothing that would hold this worker's connection open."""
