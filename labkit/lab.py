@@ -29,6 +29,7 @@ from labkit.race import Race
 from labkit.result import Run
 from labkit.steps import BEFORE, STEPS
 from labkit.supervisor import Supervisor
+from labkit.survival import Survival, survive
 from labkit.sweep import Sweep, SweepRow
 
 
@@ -150,6 +151,19 @@ class Lab:
             return self._begin(handler, [message] * workers, workers=workers, order=tuple(order), seed=seed, **arguments).wait()
         return Race(ship.name_of(handler), run, limit)
 
+    def survival(self, messages: int = 200) -> Survival:
+        """Kills the broker's process and starts it again, once, and shows what its queues still hold, by kind of queue, of message and of publishing.
+
+        messages: how many are published to each queue
+        For a lab with private=True, while none of its runs is under way. Raises PlanError or BrokerError.
+        """
+        self._check_open()
+        positive("messages", messages, int)
+        if any(not live.done for live in self._under_way):
+            raise PlanError("A run of this lab is under way.", "a killed broker would end it", "Wait for it: live.wait().")
+        self._runs += 1
+        return survive(self.broker, self._prefix, self._runs, messages)
+
     def show(self, verb: str) -> "Plain":
         """Shows what a labkit verb is in plain pika or SQL."""
         from labkit.plain import Plain
@@ -209,9 +223,12 @@ class Lab:
         self._runs += 1
         return kind(plan, self._crew, channel, self._address, self._prefix, self._runs, self.broker.version)
 
-    def _ledger(self, continue_from: Run | None) -> Any:
+    def _check_open(self) -> None:
         if self._crew is None:
             raise PlanError("This lab is closed.", "`lab.close()` was called", "Make a new one: lab = Lab().")
+
+    def _ledger(self, continue_from: Run | None) -> Any:
+        self._check_open()
         if continue_from is None:
             return self._home.new()
         if isinstance(continue_from, Run) and continue_from.ledger:

@@ -19,10 +19,10 @@ def wire(address: Address) -> dict[str, Any]:
     return {field.name: getattr(address, field.name) for field in fields(address)}
 
 
-def connect(address: dict[str, Any]) -> pika.BlockingConnection:
-    """Connects a worker to the broker, by an address as `wire` gives it. Raises pika's AMQPConnectionError, and no other."""
+def connect(address: dict[str, Any], **overrides: Any) -> pika.BlockingConnection:
+    """Connects to the broker, by an address as `wire` gives it, with pika's parameters of a connection. Raises pika's AMQPConnectionError, and no other."""
     try:
-        return pika.BlockingConnection(Address(**address).parameters())
+        return pika.BlockingConnection(Address(**address).parameters(**overrides))
     except (AMQPConnectorException, OSError) as error:                        # a broker that does not answer, a name or a certificate
         raise pika.exceptions.AMQPConnectionError(repr(error)) from None
 
@@ -47,6 +47,11 @@ def own_queue(prefix: str, word: str) -> str:
     return f"{prefix}.own.{word}"
 
 
+def survival_queue(prefix: str, run: int, number: int) -> str:
+    """Returns the name of a queue that is looked at before and after a kill of the broker."""
+    return f"{prefix}.{run}.survival-{number}"
+
+
 def work_arguments(queue_type: str, dead: str | None, delivery_limit: int | None) -> dict[str, Any]:
     """Returns the arguments of a work queue; the default exchange routes to `dead`, the queue of that name."""
     arguments: dict[str, Any] = {"x-queue-type": queue_type, "x-expires": EXPIRES_MS}
@@ -66,3 +71,8 @@ def events_arguments(max_length: int | None = None) -> dict[str, Any]:
 def dead_arguments() -> dict[str, Any]:
     """Returns the arguments of a dead-letter queue: it keeps, and nothing takes out of it by itself."""
     return {"x-queue-type": "classic", "x-expires": EXPIRES_MS}
+
+
+def survival_arguments(queue_type: str) -> dict[str, Any]:
+    """Returns the arguments of a queue that is looked at before and after a kill of the broker: it drops nothing by itself."""
+    return {"x-queue-type": queue_type, "x-expires": EXPIRES_MS}

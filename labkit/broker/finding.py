@@ -90,6 +90,10 @@ class Broker:
         if self._node:
             self._node.release()
 
+    def require_own(self, what: str) -> None:
+        """Raises BrokerError where others may be using this broker, so that it may not be `what`, such as "killed"."""
+        self._own(what)
+
     def _own(self, what: str) -> node.Node:
         if not self.may_kill:
             raise BrokerError(f"This RabbitMQ cannot be {what}: others may be using it.", f"it is {self.origin}, not a node of your own"
