@@ -9,6 +9,7 @@ from labkit.message import Message
 from labkit.palette import LOOKS, VERDICT_LOOKS, WORST_FIRST
 from labkit.production import OUTCOMES
 from labkit.result import STATUSES
+from labkit.survival import Survival, SurvivalRow
 from tests import tape
 from tests.tape import Tape
 
@@ -247,6 +248,26 @@ def test_a_long_trail_is_cut_in_its_middle_and_the_cut_is_stated():
     assert len(trail.rows) == 61
     assert len(repr(trail).split("\n")) == 2 + 30 + 1 + 10 and "… 21 more lines …" in repr(trail)
     assert "… 21 more lines …" in trail._repr_html_()
+
+
+def test_what_survived_a_kill_is_told_by_what_was_promised_and_without_chance_the_same_each_time():
+    def told(promised, by_chance):
+        return Survival([SurvivalRow("classic", True, True, True, 3, promised), SurvivalRow("classic", False, True, True),
+                         SurvivalRow("quorum", True, False, True, 3, 3), SurvivalRow("quorum", True, False, False, 3, by_chance)])
+    assert str(told(3, 1)) == """\
+holds: 3 of 3 confirmed messages survived that were persistent in a durable queue, and 3 of 3 that were transient in a quorum queue
+the broker's process was killed, and started again
+
+queue                 message     publisher      published  survived  kept                    promised
+classic, durable      persistent  confirmed              3         3  all                     yes
+classic, not durable  persistent  confirmed              0            refused by this broker  no
+quorum, durable       transient   confirmed              3         3  all                     yes
+quorum, durable       transient   not confirmed          3         1  some                    no"""
+    assert told(3, 1)._repr_html_() != told(3, 0)._repr_html_()
+    assert str(told(3, 1).certain) == str(told(3, 0).certain) and "not confirmed" not in str(told(3, 1).certain)
+    assert told(2, 3).verdict == "broken" and told(2, 3).why.startswith("2 of 3 confirmed messages survived that were persistent")
+    words = Page(told(2, 3)._repr_html_()).words
+    assert all(word in words for word in ("broken", told(2, 3).why, "not confirmed", "refused by this broker", "some"))
 
 
 def test_a_long_value_is_cut_in_its_middle_and_control_characters_are_shown():
