@@ -15,7 +15,7 @@ from labkit.seat import Seat
 from labkit.trace import Event
 
 _MAX_ERRORS = 20
-_TURNS = ("started", steps.LEDGER_BEGIN, steps.LEDGER_COMMIT, steps.LEDGER_ROLLBACK)           # each ends a transaction, or begins one
+_ENDS = ("started", "returned", "raised")               # a worker has no transaction open after these
 
 
 class Chronicle:
@@ -49,8 +49,8 @@ class Chronicle:
 
     def in_transaction(self, lane: str) -> bool:
         """Tells whether a worker's last transaction is still open."""
-        last = (event for event in reversed(self.events) if event.lane == lane and event.phase in (steps.AFTER, steps.NOTE) and event.name in _TURNS)
-        return next((event.name for event in last), "") == steps.LEDGER_BEGIN
+        last = (event for event in reversed(self.events) if event.lane == lane and (event.turn or event.name in _ENDS))
+        return next((event.turn for event in last), None) == steps.LEDGER_BEGIN
 
     @property
     def errors(self) -> list[str]:

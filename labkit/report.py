@@ -4,7 +4,6 @@ from labkit import table
 from labkit.palette import LOOKS, VERDICT_LOOKS, WORST_FIRST
 from labkit.race import Race
 from labkit.result import Run
-from labkit.survival import Survival
 from labkit.sweep import Sweep
 from labkit.table import count
 from labkit.trail import Trail  # noqa: F401  (shown like the rest, and found here)
@@ -61,12 +60,12 @@ def race_html(race: Race) -> str:
     return _framed([_headline(race.verdict, race.why), table.markup(_race_caption(race), _RACE_COLUMNS, _race_rows(race), header=_RACE_COLUMNS[0])])
 
 
-def survival_text(survival: Survival) -> str:
+def survival_text(survival: "Survival") -> str:
     """Returns the verdict with its reason, and a row a queue."""
     return "\n".join([f"{survival.verdict}: {survival.why}", _SURVIVAL_CAPTION, "", table.text(_SURVIVAL_COLUMNS, _survival_rows(survival))])
 
 
-def survival_html(survival: Survival) -> str:
+def survival_html(survival: "Survival") -> str:
     """Returns what `survival_text` says, as HTML."""
     return _framed([_headline(survival.verdict, survival.why),
                     table.markup(_SURVIVAL_CAPTION, _SURVIVAL_COLUMNS, _survival_rows(survival), header=_SURVIVAL_COLUMNS[0])])
@@ -128,7 +127,7 @@ def _race_caption(race: Race) -> str:
     return f"{race.name} · {race.tried} of {race.total or 'more'} schedules"
 
 
-def _survival_rows(survival: Survival) -> list[list]:
+def _survival_rows(survival: "Survival") -> list[list]:
     return [[f"{row.queue}, {'durable' if row.durable else 'not durable'}", "persistent" if row.persistent else "transient",
              "confirmed" if row.confirmed else "not confirmed", row.published, row.survived, row.word, "yes" if row.promised else "no"] for row in survival.rows]
 

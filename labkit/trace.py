@@ -17,7 +17,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from labkit.steps import AFTER, BEFORE, FAILED, NAMES, PHASES
+from labkit import sql
+from labkit.steps import AFTER, BEFORE, FAILED, LEDGER_BEGIN, LEDGER_COMMIT, LEDGER_EXECUTE, LEDGER_ROLLBACK, NAMES, PHASES
 
 CHUNK = 1 << 18                                       # a multiple of every system's page size
 _LENGTH = struct.Struct("<I")
@@ -25,6 +26,7 @@ _HEAD = struct.Struct("<QHBI")
 _NEXT_CHUNK = 0xFFFFFFFF
 _NAME_CODE = {name: code for code, name in enumerate(NAMES)}
 _PHASE_CODE = {phase: code for code, phase in enumerate(PHASES)}
+_TURNS = (LEDGER_BEGIN, LEDGER_COMMIT, LEDGER_ROLLBACK)
 _MAX_DETAIL = 4096
 _MAX_TEXT = 1000
 
@@ -52,6 +54,17 @@ class Event:
     attempt: int | None = None
     tag: int | None = None
     detail: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def turn(self) -> str | None:
+        """What it does to the transaction of its worker: begins, commits or undoes it, by that step or by a statement of one's own; or None."""
+        if self.phase != AFTER or self.name != LEDGER_EXECUTE:
+            return self.name if self.phase == AFTER and self.name in _TURNS else None
+        statement = str(self.detail.get("statement"))
+        if sql.BEGINS.match(statement):
+            return LEDGER_BEGIN
+        ends = sql.ENDS.match(statement)
+        return ends and (LEDGER_COMMIT if ends[2].upper() in ("COMMIT", "END") else LEDGER_ROLLBACK)
 
 
 class Writer:

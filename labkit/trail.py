@@ -123,11 +123,11 @@ def _entries(found: list[tuple[Event, int | None]], key: str) -> Iterator[Entry]
         ends = following is not None and (following.name, following.lane) == (event.name, event.lane) and following.phase in (steps.AFTER, steps.FAILED)
         if event.phase == steps.BEFORE and ends:
             continue
-        if event.name == steps.LEDGER_BEGIN and event.phase == steps.AFTER:
+        if event.turn == steps.LEDGER_BEGIN:
             in_transaction.add(event.lane)
-        elif event.name in (steps.LEDGER_COMMIT, steps.LEDGER_ROLLBACK, *_LANE_ENDS) and event.phase in (steps.AFTER, steps.NOTE):
-            in_transaction.discard(event.lane)
-        tentative = event.lane in in_transaction and event.name != steps.LEDGER_BEGIN
+        elif event.turn or event.name in ("returned", "raised", *_LANE_ENDS):
+            in_transaction.discard(event.lane)        # what a handler leaves open is undone
+        tentative = event.lane in in_transaction and event.turn != steps.LEDGER_BEGIN
         yield Entry(event, attempt, _outcome(event, key, tentative), tentative)
 
 

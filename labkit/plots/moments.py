@@ -74,6 +74,7 @@ class _Reading:
             self._dropped = True
         elif name == "returned":
             self._handling.pop(lane, None)
+            self._tentative.pop(lane, None)           # what the handler left open is undone
         elif lane == "broker":
             self._add("broker", entry, [name], name)
         elif name == steps.RECEIVE:
@@ -104,7 +105,7 @@ class _Reading:
         self._dropped = False
 
     def _ledger(self, entry: Entry) -> None:
-        name, lane, detail = entry.event.name, entry.event.lane, entry.event.detail
+        name, lane, detail = entry.event.turn or entry.event.name, entry.event.lane, entry.event.detail
         effects, outcome = 0, "failed" if entry.event.phase == steps.FAILED else detail.get("outcome", "")
         if name in _WRITES and entry.event.phase == steps.AFTER:
             outcome = outcome or "recorded"
@@ -116,7 +117,7 @@ class _Reading:
             elif outcome == "recorded":
                 effects = 1
         elif name == steps.LEDGER_COMMIT:
-            effects = self._tentative.pop(lane, 0)
+            effects = self._tentative.pop(lane, 0) if entry.event.turn else 0
             outcome = "recorded" if effects else outcome
         elif name == steps.LEDGER_ROLLBACK:
             self._tentative.pop(lane, None)
@@ -125,7 +126,7 @@ class _Reading:
         outcome = "recorded again" if again else outcome
         words = [_short(name), outcome]
         self._add("ledger", entry, [word for word in words if word], name + (f": {outcome}" if outcome else ""),
-                  done=entry.event.phase == steps.AFTER, again=again, effects=effects)
+                  step=name, done=entry.event.phase == steps.AFTER, again=again, effects=effects)
 
     def _note(self, entry: Entry) -> None:
         name, lane, detail = entry.event.name, entry.event.lane, entry.event.detail
@@ -139,6 +140,7 @@ class _Reading:
             self._handling.pop(lane, None)
             self._tentative.pop(lane, None)
         elif name == "raised":
+            self._tentative.pop(lane, None)
             kind = plain(detail["error"].split(":", 1)[0])
             self._add("note", entry, ["raised", kind[:16]], f"{lane} raised {kind}")
         else:
@@ -146,8 +148,8 @@ class _Reading:
             words = [*word.split("."), *([f"before {_short(reached)}"] if reached and name == "stopped" else [])]
             self._add("note", entry, words, f"{lane}: {' '.join(words)}")
 
-    def _add(self, kind: str, entry: Entry, words: list[str], said: str, **more) -> None:
-        self.moments.append(Moment(kind, entry.event.lane, entry.event.name, words, said, self._handling.get(entry.event.lane, 0), **more))
+    def _add(self, kind: str, entry: Entry, words: list[str], said: str, step: str = "", **more) -> None:
+        self.moments.append(Moment(kind, entry.event.lane, step or entry.event.name, words, said, self._handling.get(entry.event.lane, 0), **more))
 
 
 def _short(step: str) -> str:
