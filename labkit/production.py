@@ -29,7 +29,7 @@ class Production(Run):
     """One run of producers, over. An order is a row of the ledger's effects; its event is the published message with the same effect key."""
 
     STATUSES, SWEPT = OUTCOMES, ("orders", "events")
-    COLUMNS, KEPT = ("order", "rows", "events", "status"), "every order has its event"
+    COLUMNS, KEPT = ("order", "committed", "events", "status"), "every order has its event"
 
     @cached_property
     def statuses(self) -> dict[str, str]:
@@ -51,6 +51,10 @@ class Production(Run):
         events = None if self.facts.where is None else self.counts["events"]
         return " · ".join([count(orders, "order"), count(events, "event"), *[f"{self.counts['outbox']} in the outbox"] * bool(self.counts["outbox"])])
 
+    def pair(self, key: str) -> tuple[int, int]:
+        """The orders and the events of one key."""
+        return (self.facts.effects or {}).get(key, 0), len(self._ids(key))
+
     def row(self, key: str) -> list[Any]:
         """The values of one key, as COLUMNS names them."""
         return [key, "?" if self.facts.effects is None else self.facts.effects.get(key, 0), "?" if self.facts.where is None else len(self._ids(key)), self.statuses[key]]
@@ -59,6 +63,11 @@ class Production(Run):
         """The key, its numbers and its status, in one line."""
         _, rows, events, status = self.row(key)
         return f"{plain(key)}: {'order' if rows else 'no order'}, {count(None if events == '?' else events, 'event')}, {status}"
+
+    def missing(self, key: str) -> tuple[str, str, list[str], str] | None:
+        """As in `Run`: the event, or the order."""
+        return {"lost": ("broker", "lost", ["no event"], "no event at the broker"),
+                "stray": ("ledger", "stray", ["no order"], "no order in the ledger")}.get(self.statuses[key])
 
     @cached_property
     def _keys(self) -> list[str]:

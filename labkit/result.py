@@ -70,7 +70,7 @@ class Facts:
 class Run:
     """One run, over. `verdict` and `why` say what it proves; `counts` and `trail` show it; `plot` draws it."""
 
-    STATUSES, SWEPT = STATUSES, ("deliveries", "effects")                     # what a sweep shows beside the status
+    STATUSES, SWEPT = STATUSES, ("deliveries", "effects")                     # what a sweep shows beside the status, and a picture against each other
     COLUMNS, KEPT = ("effect key", "deliveries", "effects", "status"), "every effect is accounted for"
 
     def __init__(self, messages: list[Message], events: list[Event], facts: Facts, ledger: Any = None):
@@ -123,6 +123,10 @@ class Run:
                 count(None if self.facts.effects is None else counts["effects"], "effect")]
         return " · ".join(said + [count(counts[name], noun) for name, noun in _ALSO if counts[name]])
 
+    def pair(self, key: str) -> tuple[int, int]:
+        """The two numbers of one key that SWEPT names."""
+        return self.deliveries[key], (self.facts.effects or {}).get(key, 0)
+
     def row(self, key: str) -> list[Any]:
         """The values of one key, as COLUMNS names them."""
         return [key, self.deliveries[key], "?" if self.facts.effects is None else self.facts.effects.get(key, 0), self.statuses[key]]
@@ -131,6 +135,10 @@ class Run:
         """The key, its numbers and its status, in one line."""
         effects = None if self.facts.effects is None else self.facts.effects.get(key, 0)
         return f"{plain(key)}: {count(self.deliveries[key], 'delivery')}, {count(effects, 'effect')}, {self.statuses[key]}"
+
+    def missing(self, key: str) -> tuple[str, str, list[str], str] | None:
+        """What is missing of a key in the end: (lane, step, words, sentence), as a picture shows it; None when nothing is."""
+        return ("ledger", "lost", ["lost"], "no effect in the ledger") if self.statuses[key] == "lost" else None
 
     @property
     def verdict(self) -> str:

@@ -38,7 +38,8 @@ class Trail:
         self.run, self.effect_key = run, effect_key
         positions = {position for position, message in enumerate(run.messages, 1) if message.effect_key == effect_key}
         self.copies = len(positions)
-        self.entries = list(_entries(_in_order(list(_events_of(run.events, effect_key, positions))), effect_key))
+        found = _events_of(run.events, effect_key, positions) if run.messages else [(event, None) for event in _of_producers(run.events, effect_key)]
+        self.entries = list(_entries(_in_order(list(found)), effect_key))
 
     @property
     def rows(self) -> list[dict[str, object]]:
@@ -62,8 +63,8 @@ class Trail:
         return table.markup(self.title, *self._table(), header="what")
 
     def _table(self) -> tuple[list[str], list[list]]:
-        columns = ["message"] * (self.copies > 1) + ["attempt", "lane", "what", "outcome"]
         rows = self.rows
+        columns = ["message"] * (self.copies > 1) + ["attempt"] * any(row["attempt"] for row in rows) + ["lane", "what", "outcome"]
         if (left_out := len(rows) - _SHOWN_FIRST - _SHOWN_LAST) > 0:
             rows[_SHOWN_FIRST:-_SHOWN_LAST] = [{"what": f"… {left_out} more lines …"}]
         return columns, [[row.get(name) for name in columns] for row in rows]
@@ -98,12 +99,36 @@ def _events_of(events: list[Event], key: str, positions: set[int]) -> Iterator[t
             del held[lane]
 
 
+def _of_producers(events: list[Event], key: str) -> list[Event]:
+    """Returns what concerns the key on the lanes of producers and relays: what names it, the transaction around that, and the lane's fate after it."""
+    chosen: set[int] = set()
+    body: dict[str, list[int]] = {}                   # lane -> the events of its transaction, or since its last one
+    touched: set[str] = set()                         # lanes whose last named key is this one
+    for at, event in enumerate(events):
+        lane = event.lane
+        if event.name == steps.LEDGER_BEGIN and event.phase == steps.BEFORE:
+            body[lane] = []
+        body.setdefault(lane, []).append(at)
+        if event.effect_key == key:
+            touched.add(lane)
+            chosen.update(before for before in body[lane] if events[before].effect_key in (None, key))
+        elif event.effect_key is not None:
+            touched.discard(lane)
+        elif any(before in chosen for before in body[lane]) or lane in touched and event.phase == steps.NOTE:
+            chosen.add(at)
+        if event.turn in (steps.LEDGER_COMMIT, steps.LEDGER_ROLLBACK) or event.name in ("returned", "raised", *_LANE_ENDS):
+            body[lane] = []
+        if event.name in ("returned", "raised"):
+            touched.discard(lane)
+    return [events[at] for at in sorted(chosen) if events[at].name != "fenced"]
+
+
 def _in_order(found: list[tuple[Event, int | None]]) -> list[tuple[Event, int | None]]:
     """Puts what the broker and the relay told into its place by cause: it may be heard of a little sooner or later."""
     ordered = list(found)
     for pair in found:
         event = pair[0]
-        if event.name not in ("dead-lettered", "ack.dropped"):
+        if event.name not in ("dead-lettered", "ack.dropped"):            # a dropped confirm is heard of before whoever waits for it knows
             continue
         ordered.remove(pair)
         received = [at for at, (other, _) in enumerate(ordered) if other.name == steps.RECEIVE and other.position == event.position

@@ -11,14 +11,14 @@ from labkit.table import plain
 
 _COLUMN, _LANE, _LEFT, _RIGHT, _LINE = 0.94, 0.82, 1.05, 0.2, 0.14           # inches
 _BROKER, _LEDGER = "broker", "ledger"
-_ABOVE = ("broker", "delivery", "answer", "gap")      # their words stand over the broker's lane
+_ABOVE = ("broker", "delivery", "answer", "confirm", "gap")      # their words stand over the broker's lane
 
 
 def trail(run: Run, effect_key: str, ax=None):
     """Draws the trail of one effect key under the sentence of the verdict. Raises PlanError for an unknown key."""
     found = run.trail(effect_key)
     shown = moments.of(found)
-    workers = sorted({moment.lane for moment in shown if moment.lane.startswith("worker")}, key=lambda lane: int(lane.split()[1]))
+    workers = sorted({moment.lane for moment in shown} - {_BROKER, _LEDGER}, key=lambda lane: (lane.split()[0], int(lane.split()[1])))
     lanes = [_BROKER, *workers, _LEDGER]
     width = max(5.2, _LEFT + _COLUMN * max(len(shown), 1) + _RIGHT)
     title = head(plain(run.why, 300), width - 0.4)
@@ -52,12 +52,11 @@ class _Drawing:
             self.ax.plot([_LEFT, self._width - _RIGHT], [y, y], color=LINE, lw=1, zorder=0)
 
     def busy(self, shown: list[Moment]) -> None:
-        """Bars on the workers' lanes, from a delivery to the end of its handler."""
-        for start, moment in enumerate(shown):
-            if moment.kind == "delivery":
-                last = max((at for at, other in enumerate(shown) if other.handling == moment.handling), default=start)
-                end = self.x(last) + (0 if shown[last].kind in ("killed", "exited") else 0.14)
-                self.ax.plot([self.x(start), end], [self.y[moment.lane]] * 2, color=BUSY, lw=7, zorder=1, gid="busy")
+        """Bars on the workers' lanes, from a delivery to the end of its handler, or from the begin of a producer to its end."""
+        for handling in sorted({moment.handling for moment in shown} - {0}):
+            places = [at for at, moment in enumerate(shown) if moment.handling == handling]
+            end = self.x(places[-1]) + (0 if shown[places[-1]].kind in ("killed", "exited") else 0.14)
+            self.ax.plot([self.x(places[0]), end], [self.y[shown[places[0]].lane]] * 2, color=BUSY, lw=7, zorder=1, gid="busy")
 
     def transactions(self, shown: list[Moment]) -> None:
         """A bracket on the ledger's lane for each transaction: closed when it was committed, open when it was undone."""
@@ -76,7 +75,7 @@ class _Drawing:
     def moment(self, at: int, moment: Moment) -> None:
         getattr(self, f"_{moment.kind}")(self.x(at), moment)
         above = moment.kind in _ABOVE
-        self.words(at, _BROKER if above else _LEDGER if moment.kind == "ledger" else moment.lane, moment.words, above)
+        self.words(at, _BROKER if above else _LEDGER if moment.kind in ("ledger", "outbox") else moment.lane, moment.words, above)
 
     def words(self, at: int, lane: str, words: list[str], above: bool) -> None:
         y = self.y[lane] + (0.17 + _LINE * (len(words) - 1) if above else -0.25)
@@ -91,12 +90,24 @@ class _Drawing:
         self._arrow(x, self.y[_BROKER], self.y[moment.lane], gid="redelivery" if moment.again else "delivery")
 
     def _answer(self, x: float, moment: Moment) -> None:
-        start, end = self.y[moment.lane], self.y[_BROKER]
+        self._send(x, self.y[moment.lane], self.y[_BROKER], moment)
+
+    def _confirm(self, x: float, moment: Moment) -> None:
+        self._send(x, self.y[_BROKER], self.y[moment.lane], moment)
+
+    def _outbox(self, x: float, moment: Moment) -> None:
+        self.ax.plot([x, x], [self.y[moment.lane], self.y[_LEDGER]], color=MUTED, lw=0.9, ls=(0, (1, 2)), zorder=2)
+        waits = moment.step == steps.OUTBOX_ADD
+        self.ax.plot(x, self.y[_LEDGER], "s" if waits else "D", ms=8 if waits else 5, mew=1.6, color=MUTED, mfc=self.ax.get_facecolor(), zorder=4, gid=moment.step)
+
+    def _send(self, x: float, start: float, end: float, moment: Moment) -> None:
+        """An arrow; a broken one where it is not known to have arrived."""
         if moment.arrived:
             self._arrow(x, start, end, gid=moment.step)
             return
-        colour, stop = LOOKS["unknown"].colour, start + (end - start) * (1 - 0.4 / (1 + round((end - start - _LANE) / _LANE)))
-        self.ax.plot([x, x], [start, stop - 0.08], color=colour, lw=1.6, ls=(0, (3, 2)), zorder=3, gid="broken arrow")
+        lanes, sign = round(abs(end - start) / _LANE), 1 if end > start else -1
+        colour, stop = LOOKS["unknown"].colour, start + (end - start) * (1 - 0.4 / lanes)
+        self.ax.plot([x, x], [start, stop - 0.08 * sign], color=colour, lw=1.6, ls=(0, (3, 2)), zorder=3, gid="broken arrow")
         if moment.dropped:
             self.ax.plot(x, stop, "x", ms=8, mew=2, color=colour, zorder=4, gid="dropped")
         else:
@@ -124,7 +135,7 @@ class _Drawing:
         self.ax.plot(x, self.y[moment.lane], "o", ms=7, color=INK, mfc=self.ax.get_facecolor(), mew=1.5, zorder=4, gid=moment.step)
 
     def _missing(self, x: float, moment: Moment) -> None:
-        draw_marks(self.ax, "lost", [(x, self.y[_LEDGER])], size=11)
+        draw_marks(self.ax, "lost", [(x, self.y[moment.lane])], size=11)
 
     def _gap(self, x: float, moment: Moment) -> None:
         for y in self.y.values():

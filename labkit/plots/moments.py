@@ -3,6 +3,7 @@
 from dataclasses import dataclass, field
 
 from labkit import steps
+from labkit.faults import PRODUCER, RELAY
 from labkit.table import plain
 from labkit.trail import Entry, Trail
 
@@ -14,7 +15,7 @@ _WRITES = (steps.LEDGER_RECORD, steps.LEDGER_RECORD_ONCE)
 class Moment:
     """One column of the picture.
 
-    kind:     "broker", "delivery", "ledger", "answer", "killed", "exited", "note", "missing" or "gap"
+    kind:     "broker", "delivery", "ledger", "outbox", "answer" (which a publish is drawn like), "confirm", "killed", "exited", "note", "missing" or "gap"
     words:    the lines beside its mark; said: the same in a sentence
     handling: which of the trail's deliveries it belongs to, 1 and up, 0 for none
     again:    a redelivery, or an effect that was there already
@@ -55,8 +56,8 @@ class _Reading:
         self._dropped = False
         for at, entry in enumerate(trail.entries):
             self._take(entry, trail.entries[at + 1:])
-        if trail.run.statuses[trail.effect_key] == "lost":
-            self.moments.append(Moment("missing", "ledger", "lost", ["lost"], "no effect in the ledger"))
+        if missing := trail.run.missing(trail.effect_key):
+            self.moments.append(Moment("missing", *missing))
 
     def _take(self, entry: Entry, rest: list[Entry]) -> None:
         event = entry.event
@@ -70,7 +71,10 @@ class _Reading:
                 if not later or later[0].name not in ("killed", "exited", "raised", "stopped"):
                     self._add("note", entry, [_short(name), "not finished"], f"{name} not finished", done=False)
                 return
-        if name == "ack.dropped":
+        if lane.split()[0] in (PRODUCER, RELAY) and lane not in self._handling:
+            self._handlings += 1
+            self._handling[lane] = self._handlings
+        if name in ("ack.dropped", "confirm.dropped"):
             self._dropped = True
         elif name == "returned":
             self._handling.pop(lane, None)
@@ -79,8 +83,12 @@ class _Reading:
             self._add("broker", entry, [name], name)
         elif name == steps.RECEIVE:
             self._deliver(entry)
-        elif name in steps.ANSWERS:
+        elif name in (*steps.ANSWERS, steps.PUBLISH):
             self._answer(entry)
+        elif name == steps.CONFIRM:
+            self._confirm(entry)
+        elif name.startswith("outbox."):
+            self._add("outbox", entry, [*name.split("."), *[entry.outcome] * (name == steps.OUTBOX_READ)], f"{name}: {entry.outcome}")
         elif name.startswith("ledger."):
             self._ledger(entry)
         else:
@@ -98,10 +106,16 @@ class _Reading:
 
     def _answer(self, entry: Entry) -> None:
         name, outcome, detail = entry.event.name, entry.event.detail.get("outcome"), entry.event.detail
-        said = {"unknown": "dropped" if self._dropped else "unknown", "refused": "refused"}.get(outcome, "")
+        said = {"unknown": "dropped" if self._dropped else "unknown", "refused": "refused", "not sent": "not sent"}.get(outcome, "")
         extra = said or ("requeue" if detail.get("requeue") else "multiple" if detail.get("multiple") else "")
         self._add("answer", entry, [name] + [extra] * bool(extra), name + (f", {extra}" if extra else ""),
-                  arrived=outcome != "unknown", dropped=self._dropped)
+                  arrived=outcome not in ("unknown", "not sent"), dropped=self._dropped and name in steps.ANSWERS)
+        self._dropped = self._dropped and name not in steps.ANSWERS
+
+    def _confirm(self, entry: Entry) -> None:
+        outcome = str(entry.event.detail.get("outcome"))
+        came = outcome in ("confirmed", "nacked", "returned") or "confirmed" in outcome
+        self._add("confirm", entry, [outcome], f"confirm: {outcome}", arrived=came, dropped=self._dropped)
         self._dropped = False
 
     def _ledger(self, entry: Entry) -> None:

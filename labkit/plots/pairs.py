@@ -1,4 +1,4 @@
-"""Picture 4, deliveries against effects: for each key a bar of deliveries upward and a bar of effects downward."""
+"""Picture 4, deliveries against effects: for each key a bar of deliveries upward and a bar of effects downward; of producers, orders and events."""
 
 from matplotlib.ticker import MaxNLocator
 
@@ -29,12 +29,11 @@ def deliveries_and_effects(run: Run, ax=None):
         else:
             drawn.set_xticks([])
         drawn.set_xlabel(f"{count(len(keys), 'key')}, in the order published" + (f"; each pair of bars is the oddest of {each} keys" if each > 1 else ""))
-    return finish(drawn, ax, f"Deliveries against effects: {run.total}. {'; '.join(below) or 'no keys'}. Verdict: {run.verdict}; {plain(run.why, 300)}.")
+    return finish(drawn, ax, f"{run.SWEPT[0].capitalize()} against {run.SWEPT[1]}: {run.total}. {'; '.join(below) or 'no keys'}. Verdict: {run.verdict}; {plain(run.why, 300)}.")
 
 
 def _draw_bars(ax, run: Run, bars: list[str], grouped: bool) -> None:
-    delivered = [run.deliveries[key] for key in bars]
-    effects = [(run.facts.effects or {}).get(key, 0) for key in bars]
+    delivered, effects = zip(*[run.pair(key) for key in bars]) if bars else ((), ())
     width = 0.4 if len(bars) <= _MOST_TICKS else 0.7 if len(bars) <= 60 else 1
     colours = [LOOKS[run.statuses[key]].colour for key in bars]
     if len(bars) > _MOST_TICKS:                       # what is as it should be steps back
@@ -57,7 +56,7 @@ def _draw_bars(ax, run: Run, bars: list[str], grouped: bool) -> None:
     ax.set(xlim=(-0.8, max(len(bars), 1) - 0.2), ylim=(-low - room * 1.8, high + room))
     ax.yaxis.set_major_locator(MaxNLocator(integer=True, nbins=7))
     ax.yaxis.set_major_formatter(lambda value, _: f"{abs(value):,.0f}")
-    for middle, words in ((high / 2, "deliveries"), (-low / 2, "effects")):
+    for middle, words in ((high / 2, run.SWEPT[0]), (-low / 2, run.SWEPT[1])):
         ax.annotate(words, (0, middle), (-30, 0), xycoords=ax.get_yaxis_transform(), textcoords="offset points", rotation=90, ha="right", va="center",
                     color=MUTED, gid="side")
 
@@ -74,4 +73,4 @@ def _names(run: Run, keys: list[str]) -> list[str]:
 
 
 def _oddness(run: Run, key: str) -> tuple:
-    return run.statuses[key] != "once", run.deliveries[key]
+    return run.statuses[key] != "once", run.pair(key)[0]
