@@ -5,6 +5,7 @@ from functools import cached_property
 from typing import Any
 
 from labkit import steps
+from labkit.faults import PRODUCER
 from labkit.result import Run
 from labkit.table import count, plain
 from labkit.trace import Event
@@ -29,6 +30,7 @@ class Production(Run):
     """One run of producers, over. An order is a row of the ledger's effects; its event is the published message with the same effect key."""
 
     STATUSES, SWEPT = OUTCOMES, ("orders", "events")
+    role = PRODUCER
     COLUMNS, KEPT = ("order", "committed", "events", "status"), "every order has its event"
 
     @cached_property

@@ -17,6 +17,7 @@ from typing import Any
 from labkit import account, steps
 from labkit.databases import SqlitePlace
 from labkit.errors import LedgerError, PlanError
+from labkit.faults import WORKER
 from labkit.message import Message
 from labkit.table import count, plain
 from labkit.trace import Event
@@ -71,6 +72,7 @@ class Run:
     """One run, over. `verdict` and `why` say what it proves; `counts` and `trail` show it; `plot` draws it."""
 
     STATUSES, SWEPT = STATUSES, ("deliveries", "effects")                     # what a sweep shows beside the status, and a picture against each other
+    role = WORKER                                     # whom the faults are planned for, where they do not say it
     COLUMNS, KEPT = ("effect key", "deliveries", "effects", "status"), "every effect is accounted for"
 
     def __init__(self, messages: list[Message], events: list[Event], facts: Facts, ledger: Any = None):

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from matplotlib.patches import FancyBboxPatch
 
 from labkit.errors import PlanError
+from labkit.faults import PRODUCER, RELAY, WORKER
 from labkit.palette import LOOKS
 from labkit.plots.marks import draw_marks
 from labkit.plots.picture import INK, MUTED, finish, head, sheet, styled
@@ -14,27 +15,29 @@ from labkit.table import plain
 
 _CELL, _HEIGHT, _LEFT, _GAP, _LINE = 0.86, 0.62, 1.45, 0.06, 0.13              # inches
 _A_LINE = 13                                          # cells; a longer sweep goes on below
-_TITLE = "Each cell is one run, with the worker killed at that point"
+_TITLE = "Each cell is one run, with the {} killed at that point"
 
 
 def sweep_map(sweeps: Sequence[Sweep], ax=None):
     """Draws sweeps below each other, each cell with its status as colour, mark and word. Raises PlanError when there are none."""
     if not sweeps:
         raise PlanError("There is no sweep to draw.", "the list is empty", "Write plots.sweep_map([lab.sweep(handler, lab.reminders(1))]).")
+    killed = _TITLE.format(" or ".join(sorted({"relay" if fault.worker == RELAY else sweep.rows[0].run.role for sweep in sweeps for row in sweep.rows for fault in row.faults},
+                                              key=(WORKER, PRODUCER, RELAY).index)) or WORKER)
     shared = len(sweeps) > 1 and len({tuple(row.point for row in sweep.rows) for sweep in sweeps}) == 1 and len(sweeps[0].rows) <= _A_LINE
     lines = [(sweep if at == 0 else None, sweep.rows[at:at + _A_LINE], sweep) for sweep in sweeps for at in range(0, len(sweep.rows), _A_LINE)]
     names = [max(len(_words(row.point)) for row in rows) * _LINE + 0.06 for _, rows, _ in lines]
     if shared:
         names = [names[0], *[0.0] * (len(lines) - 1)]
     width = max(5.2, _LEFT + _CELL * max(len(rows) for _, rows, _ in lines) + 0.25)
-    title = head(plain(sweeps[0].why, 300), width - 0.4) if len(sweeps) == 1 else [_TITLE]
+    title = head(plain(sweeps[0].why, 300), width - 0.4) if len(sweeps) == 1 else [killed]
     top = 0.3 + 0.2 * len(title) + 0.22 * (len(sweeps) == 1)
     height = top + 0.1 + sum(names) + (_HEIGHT + 0.2) * len(lines)
     with styled():
         sheet_ax = sheet(width, height, ax)
         sheet_ax.text(0.22, height - 0.16, "\n".join(title), weight="bold", size=10.5, va="top", linespacing=1.25, gid="title")
         if len(sweeps) == 1:
-            sheet_ax.text(0.22, height - 0.22 - 0.2 * len(title), _TITLE, color=MUTED, va="top", gid="subtitle")
+            sheet_ax.text(0.22, height - 0.22 - 0.2 * len(title), killed, color=MUTED, va="top", gid="subtitle")
         y = height - top
         for (first, rows, _), room in zip(lines, names):
             y -= room + _HEIGHT
@@ -46,7 +49,7 @@ def sweep_map(sweeps: Sequence[Sweep], ax=None):
                     sheet_ax.text(_LEFT + _CELL * (at + 0.5), y + _HEIGHT + 0.05, "\n".join(_words(row.point)), ha="center", va="bottom",
                                   size=7.5, color=MUTED, linespacing=1.15, gid="point")
             y -= 0.2
-    return finish(sheet_ax, ax, f"{_TITLE}. " + " ".join(map(_said, sweeps)))
+    return finish(sheet_ax, ax, f"{killed}. " + " ".join(map(_said, sweeps)))
 
 
 def _draw_name(ax, sweep: Sweep, y: float) -> None:

@@ -29,7 +29,7 @@ def trail(run: Run, effect_key: str, ax=None):
         drawing.ax.text(0.22, height - 0.16, "\n".join(title), weight="bold", size=10.5, va="top", linespacing=1.25, gid="title")
         status, y = run.statuses[effect_key], height - 0.3 - 0.2 * len(title)
         draw_marks(drawing.ax, status, [(0.3, y)], size=7)
-        drawing.ax.text(0.48 if status == "duplicated" else 0.42, y, found.title, color=MUTED, va="center_baseline", gid="subtitle")
+        drawing.ax.text(0.48 if status in ("duplicated", "repeated") else 0.42, y, found.title, color=MUTED, va="center_baseline", gid="subtitle")
         drawing.lanes()
         drawing.busy(shown)
         drawing.transactions(shown)
