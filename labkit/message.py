@@ -5,7 +5,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from labkit.errors import PlanError
+from labkit.errors import HandlerError, PlanError
 
 #: header that tells which of the published copies this is, 1-based; ours, because the broker owns `x-…`
 POSITION_HEADER = "labkit-position"
@@ -87,6 +87,12 @@ class Message:
     def as_dict(self) -> dict[str, Any]:
         """Returns all fields, for a saved run."""
         return {name: getattr(self, name) for name in self.__slots__} | {"payload": dict(self.payload)}
+
+
+def expect(where: str, message: Any) -> None:
+    """Raises HandlerError when what was given to `where` is no message."""
+    if not isinstance(message, Message):
+        raise HandlerError(f"{where} was given {message!r}.", "a Message is expected, and this is none", f'Write {where}(Message("order-1")).')
 
 
 def reminders(count: int) -> list[Message]:

@@ -5,7 +5,8 @@ from typing import Any
 
 from labkit import sql, steps
 from labkit.access import Access
-from labkit.message import Message
+from labkit.errors import HandlerError
+from labkit.message import Message, expect
 
 
 class Outbox:
@@ -15,11 +16,17 @@ class Outbox:
         self._access = access
 
     def add(self, event: Message) -> str:
-        """Writes an event, to be published later; in the transaction of what it tells about. Returns "added", or "duplicate" for an id that is there."""
-        if not isinstance(event, Message):
-            raise TypeError(f"outbox.add needs a Message, and was given {event!r}")
+        """Writes an event, to be published later; in the transaction of what it tells about.
+
+        Returns "added", or "duplicate" when the same event is there. Raises HandlerError when another one has its id.
+        """
+        expect("shop.outbox.add", event)
         with self._step(steps.OUTBOX_ADD, event) as passage:
-            new = self._access.sql(sql.ADD_EVENT, (event.message_id, event.effect_key, json.dumps(event.as_dict()))).count
+            told = json.dumps(event.as_dict())
+            new = self._access.sql(sql.ADD_EVENT, (event.message_id, event.effect_key, told)).count
+            if not new and self._access.sql(sql.FIND_EVENT, (event.message_id,)).first != (told,):
+                raise HandlerError(f"The outbox holds another event with the id {event.message_id!r}.", "two events were given one id, or none of their own",
+                                   'Give each its own: Message("order-1", "order-1:cancelled").')
             passage.outcome = "added" if new else "duplicate"
         return passage.outcome
 

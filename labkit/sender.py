@@ -11,8 +11,9 @@ from typing import Any
 import pika
 
 from labkit import steps
+from labkit.access import text
 from labkit.delivery import BROKEN
-from labkit.message import Message
+from labkit.message import Message, expect
 
 CONFIRM_S = 10                                        # how long a confirm is waited for
 
@@ -36,8 +37,9 @@ class Sender:
 
     def publish(self, message: Message, to: str | None = None, mandatory: bool = True) -> str:
         """Sends a message, persistent. Returns "sent", or "not sent"."""
-        if not isinstance(message, Message):
-            raise TypeError(f"publish needs a Message, and was given {message!r}")
+        expect("shop.publish", message)
+        if to is not None:
+            text("The queue's name", to)
         self.passes += 1
         self._reach()
         with self._step(steps.PUBLISH, message, **({"to": to} if to else {}), **({} if mandatory else {"mandatory": False})) as passage:

@@ -69,6 +69,7 @@ MOVE_STATUS = "UPDATE statuses SET status = ? WHERE entity = ? AND status = ?"
 FIND_STATUS = "SELECT status FROM statuses WHERE entity = ?"
 
 ADD_EVENT = "INSERT INTO outbox (message_id, effect_key, message) VALUES (?, ?, ?) ON CONFLICT DO NOTHING"
+FIND_EVENT = "SELECT message FROM outbox WHERE message_id = ?"
 #: changes nothing, and holds the oldest row: another relay that asks for the same waits for the end of this transaction
 TAKE_TURN = "UPDATE outbox SET published = published WHERE id = (SELECT min(id) FROM outbox WHERE published = 0)"
 WAITING_EVENTS = "SELECT message FROM outbox WHERE published = 0 ORDER BY id LIMIT ?"

@@ -25,3 +25,19 @@ def either(broker, request):
     from labkit import Lab
     with Lab(broker=broker, quiet=True, ledger=postgres.url() if request.param == "PostgreSQL" else None) as lab:
         yield lab
+
+
+@pytest.fixture(scope="module")
+def own(server):
+    """A node of its own, to be killed or hurt."""
+    from labkit.broker import find
+    with find(private=True, server=server) as own:
+        yield own
+
+
+@pytest.fixture(scope="module")
+def own_lab(own):
+    """A lab on that node."""
+    from labkit import Lab
+    with Lab(broker=own, quiet=True) as lab:
+        yield lab

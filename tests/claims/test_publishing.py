@@ -5,23 +5,9 @@ import pika
 import pytest
 
 from labkit import BrokerError, Lab, PlanError, topology
-from labkit.broker import find
 from tests.engine.handlers import once_then_ack
 
 MESSAGES = 200
-
-
-@pytest.fixture(scope="module")
-def own(server):
-    """A node of its own, to be killed."""
-    with find(private=True, server=server) as own:
-        yield own
-
-
-@pytest.fixture(scope="module")
-def own_lab(own):
-    with Lab(broker=own, quiet=True) as lab:
-        yield lab
 
 
 @pytest.mark.claim("P5")

@@ -4,7 +4,6 @@ import time
 import pytest
 
 from labkit import BrokerError, Lab, Message
-from labkit.broker import find
 from tests.engine import handlers
 from tests.engine.test_live import until
 
@@ -17,34 +16,21 @@ HEAL = {"blocked": lambda own: own.unblock(), "frozen": lambda own: own.thaw(), 
 queue_types = pytest.mark.parametrize("queue_type", ["quorum", "classic"])
 
 
-@pytest.fixture(scope="module")
-def own(server):
-    """A node of its own, to be hurt."""
-    with find(private=True, server=server) as own:
-        yield own
-
-
-@pytest.fixture(scope="module")
-def hurt_lab(own):
-    with Lab(broker=own, quiet=True) as lab:
-        yield lab
-
-
 @pytest.fixture(params=HURT)
-def trouble(request, own, hurt_lab):
+def trouble(request, own, own_lab):
     """One kind of trouble, not begun. After it the broker is well again, and so must be the lab that lived through it."""
     yield request.param
     HEAL[request.param](own)
-    run = hurt_lab.run(handlers.once_then_ack, hurt_lab.reminders(5))
+    run = own_lab.run(handlers.once_then_ack, own_lab.reminders(5))
     assert (run.verdict, run.counts["once"]) == ("holds", 5)
 
 
 @queue_types
-def test_a_run_that_cannot_begin_ends_by_its_deadline_and_says_why(own, hurt_lab, trouble, queue_type):
+def test_a_run_that_cannot_begin_ends_by_its_deadline_and_says_why(own, own_lab, trouble, queue_type):
     HURT[trouble](own)
     begun = time.monotonic()
     with pytest.raises(BrokerError) as caught:
-        hurt_lab.run(handlers.once_then_ack, hurt_lab.reminders(5), queue_type=queue_type, deadline_s=DEADLINE_S)
+        own_lab.run(handlers.once_then_ack, own_lab.reminders(5), queue_type=queue_type, deadline_s=DEADLINE_S)
     assert time.monotonic() - begun < DEADLINE_S + FAREWELL_S
     told = {"blocked": ["Likely cause: it has blocked publishers: low on memory\nWhat now: Free memory"],
             "frozen": ["within 1 s.\nLikely cause: it is frozen, or overloaded\nWhat now: Run `python3 -m labkit doctor`"],
@@ -53,8 +39,8 @@ def test_a_run_that_cannot_begin_ends_by_its_deadline_and_says_why(own, hurt_lab
 
 
 @queue_types
-def test_a_run_that_loses_its_broker_ends_by_its_deadline_as_unknown_and_says_why(own, hurt_lab, trouble, queue_type):
-    live = hurt_lab.start(handlers.once_then_ack, hurt_lab.reminders(10_000), publish="while", rate=500, queue_type=queue_type, deadline_s=LONGER_S)
+def test_a_run_that_loses_its_broker_ends_by_its_deadline_as_unknown_and_says_why(own, own_lab, trouble, queue_type):
+    live = own_lab.start(handlers.once_then_ack, own_lab.reminders(10_000), publish="while", rate=500, queue_type=queue_type, deadline_s=LONGER_S)
     until(lambda: live.counts["effects"] >= 5)
     begun = time.monotonic()
     HURT[trouble](own)
@@ -81,11 +67,11 @@ def order(shop):
     print(shop.publish(Message("order-1")))
 
 
-def test_a_producer_is_told_that_the_broker_takes_no_messages_and_its_event_is_taken_when_it_does_again(own, hurt_lab):
+def test_a_producer_is_told_that_the_broker_takes_no_messages_and_its_event_is_taken_when_it_does_again(own, own_lab):
     own.block()
     try:
-        run = hurt_lab.produce(order, deadline_s=DEADLINE_S)
+        run = own_lab.produce(order, deadline_s=DEADLINE_S)
         assert (run.facts.printed, run.verdict, run.statuses) == ("blocked\n", "unknown", {"order-1": "unknown"})
     finally:
         own.unblock()
-    assert hurt_lab.produce(order).verdict == "holds"
+    assert own_lab.produce(order).verdict == "holds"

@@ -257,3 +257,19 @@ def test_a_function_that_is_no_producer_is_refused(lab):
         lab.sweep(handler)
     with pytest.raises(PlanError, match="'worker' is|worker is 'boss'"):
         crash.after("publish", worker="boss")
+
+
+@pytest.mark.parametrize(("act", "told"), [
+    (lambda shop: shop.publish("order-1"), "shop.publish was given 'order-1'"), (lambda shop: shop.outbox.add("order-1"), "shop.outbox.add was given 'order-1'"),
+    (lambda shop: shop.publish(Message("order-1"), to=5), "The queue's name is 5"),
+    (lambda shop: [shop.outbox.add(Message("order-1", payload={"state": state})) for state in ("placed", "cancelled")],
+     "The outbox holds another event with the id 'message-for-order-1'")])
+def test_what_cannot_be_published_is_told(either, act, told):
+    run = either.produce(act)
+    assert told in run.facts.errors[0]
+
+
+def test_the_same_event_added_again_is_a_duplicate(either):
+    def again(shop):
+        print([shop.outbox.add(Message("order-1")) for _ in range(2)])
+    assert either.produce(again).facts.printed == "['added', 'duplicate']\n"
