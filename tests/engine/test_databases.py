@@ -62,6 +62,7 @@ def test_a_transaction_that_postgresql_has_given_up_is_no_success(broker):
         run = lab.run(swallow_an_error_inside, lab.reminders(1))
     assert run.counts["effects"] == 0 and run.counts["terminal"] == 1
     assert "an earlier statement of this transaction failed" in run.facts.errors[0]
+    assert "ledger.commit: failed" in repr(run.trail("invoice-1:reminder").plot())
 
 
 def test_another_payload_under_the_same_key_is_kept_apart_and_the_first_effect_stands(either):

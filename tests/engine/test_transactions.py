@@ -3,8 +3,8 @@ from contextlib import suppress
 
 import pytest
 
-from labkit import LedgerError
-from tests.engine.handlers import once_then_ack
+from labkit import LedgerError, hang
+from tests.engine.handlers import effect_then_ack, once_then_ack
 
 
 def nest(delivery, shop):
@@ -153,3 +153,65 @@ def fail_and_begin_anew(delivery, shop):
 def test_a_commit_that_fails_ends_the_transaction_too(either):
     run = either.run(fail_and_begin_anew, either.reminders(1))
     assert (run.verdict, run.counts["once"], run.facts.errors) == ("holds", 1, [])
+
+
+# -- how it is told
+
+def outcomes(run):
+    return [row["outcome"] for row in run.trail("invoice-1:reminder").rows if row["what"] == "ledger.record"]
+
+
+def by_hand(delivery, shop):
+    for statement in ("begin", "SAVEPOINT here", "ROLLBACK TO here", "Commit"):
+        shop.ledger.execute(statement)
+        shop.ledger.record(delivery.message.effect_key)
+    delivery.ack()
+
+
+def test_the_trail_knows_a_transaction_by_hand_from_its_begin_to_its_end(either):
+    run = either.run(by_hand, either.reminders(1))
+    assert outcomes(run) == ["recorded, not committed yet"] * 3 + ["recorded"]
+    assert "ledger.commit: recorded again; ledger.record: recorded again; ack" in repr(run.trail("invoice-1:reminder").plot())
+
+
+def test_what_was_left_open_is_not_told_as_recorded_by_a_later_commit(either):
+    def forget_first(delivery, shop):
+        shop.ledger.execute("BEGIN")
+        shop.ledger.record(delivery.message.effect_key)
+        if delivery.attempt == 1:
+            return delivery.nack(requeue=True)
+        shop.ledger.execute("COMMIT")
+        delivery.ack()
+    run = either.run(forget_first, either.reminders(1))
+    assert (run.verdict, outcomes(run)) == ("holds", ["recorded, not committed yet"] * 2)
+    assert "ledger.commit: recorded;" in repr(run.trail("invoice-1:reminder").plot())
+
+
+def record_once_more(delivery, shop):
+    if delivery.attempt == 1:
+        shop.ledger.execute("BEGIN")
+    shop.ledger.record(delivery.message.effect_key)
+    delivery.nack(requeue=True) if delivery.attempt == 1 else delivery.ack()
+
+
+def test_what_is_written_after_one_that_was_left_open_is_told_as_recorded(either):
+    assert outcomes(either.run(record_once_more, either.reminders(1))) == ["recorded, not committed yet", "recorded"]
+
+
+def ack_inside(delivery, shop):
+    shop.ledger.execute("BEGIN IMMEDIATE")
+    effect_then_ack(delivery, shop)
+
+
+def test_a_worker_that_hangs_in_a_transaction_by_hand_is_told_to_hold_the_lock(lab):
+    run = lab.run(ack_inside, lab.reminders(1), faults=[hang.at("ack")], deadline_s=600)
+    assert run.why.endswith(" while worker 1, frozen inside a transaction, held the ledger's lock")
+
+
+def test_a_rollback_by_hand_is_told_as_one(either):
+    def write_none(delivery, shop):
+        with shop.ledger.transaction():
+            shop.ledger.record(delivery.message.effect_key)
+            shop.ledger.execute("ROLLBACK")
+    run = either.run(write_none, either.reminders(1))
+    assert "ledger.rollback; ledger.commit: failed" in repr(run.trail("invoice-1:reminder").plot())
