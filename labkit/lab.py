@@ -231,13 +231,13 @@ class Lab:
         self._check_open()
         if continue_from is None:
             return self._home.new()
+        why = "continue_from is no run"
         if isinstance(continue_from, Run) and continue_from.ledger:
             try:
                 return self._home.new(continue_from.ledger)
-            except LedgerError:
-                pass
-        raise PlanError("There is no ledger to go on with.", "continue_from is no run, or its lab was closed, which removes the ledger",
-                        "Use a run of a lab that is open, or one that was saved: Run.load(folder).")
+            except LedgerError as error:
+                why = f"its lab was closed, which removes it, or it is away ({error.why})"
+        raise PlanError("There is no ledger to go on with.", why, "Use a run of a lab that is open, or one that was saved: Run.load(folder).")
 
 
 def _check(verb: str, given: dict[str, Any], **planned: str) -> None:
