@@ -4,7 +4,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from labkit import steps, table
+from labkit import around, steps, table
 from labkit.result import Run
 from labkit.trace import Event
 
@@ -38,8 +38,7 @@ class Trail:
         self.run, self.effect_key = run, effect_key
         positions = {position for position, message in enumerate(run.messages, 1) if message.effect_key == effect_key}
         self.copies = len(positions)
-        found = _events_of(run.events, effect_key, positions) if run.messages else [(event, None) for event in _of_producers(run.events, effect_key)]
-        self.entries = list(_entries(_in_order(list(found)), effect_key))
+        self.entries = list(_entries(_in_order(list(_events_of(run.events, effect_key, positions))), effect_key))
 
     @property
     def rows(self) -> list[dict[str, object]]:
@@ -71,12 +70,13 @@ class Trail:
 
 
 def _events_of(events: list[Event], key: str, positions: set[int]) -> Iterator[tuple[Event, int | None]]:
-    """Yields (event, attempt) for what concerns the key: its own events, and what happened to a lane that had its delivery."""
+    """Yields (event, attempt) for what concerns the key: its own events, what is around them, and what happened to a lane that had its delivery."""
+    belonging = around.places(events, key)
     held: dict[str, dict[int, int | None]] = {}       # lane -> tag -> attempt, of deliveries of this key that nobody answered
     under_way: dict[str, int | None] = {}             # lane -> attempt, while a handler is busy with this key
-    for event in events:
+    for at, event in enumerate(events):
         lane, own = event.lane, event.position in positions if event.position else event.effect_key == key
-        mine = own or event.detail.get("effect_key") == key
+        mine = own or event.detail.get("effect_key") == key or at in belonging
         if lane in held or lane in under_way:
             answered = event.phase == steps.AFTER and event.detail.get("multiple") and min(held.get(lane) or [event.tag + 1]) <= event.tag
             mine = mine or event.name in _OF_THE_LANE or answered
@@ -99,47 +99,34 @@ def _events_of(events: list[Event], key: str, positions: set[int]) -> Iterator[t
             del held[lane]
 
 
-def _of_producers(events: list[Event], key: str) -> list[Event]:
-    """Returns what concerns the key on the lanes of producers and relays: what names it, the transaction around that, and the lane's fate after it."""
-    chosen: set[int] = set()
-    body: dict[str, list[int]] = {}                   # lane -> the events of its transaction, or since its last one
-    touched: set[str] = set()                         # lanes whose last named key is this one
-    for at, event in enumerate(events):
-        lane = event.lane
-        if event.name == steps.LEDGER_BEGIN and event.phase == steps.BEFORE:
-            body[lane] = []
-        body.setdefault(lane, []).append(at)
-        if event.effect_key == key:
-            touched.add(lane)
-            chosen.update(before for before in body[lane] if events[before].effect_key in (None, key))
-        elif event.effect_key is not None:
-            touched.discard(lane)
-        elif any(before in chosen for before in body[lane]) or lane in touched and event.phase == steps.NOTE:
-            chosen.add(at)
-        if event.turn in (steps.LEDGER_COMMIT, steps.LEDGER_ROLLBACK) or event.name in ("returned", "raised", *_LANE_ENDS):
-            body[lane] = []
-        if event.name in ("returned", "raised"):
-            touched.discard(lane)
-    return [events[at] for at in sorted(chosen) if events[at].name != "fenced"]
-
-
 def _in_order(found: list[tuple[Event, int | None]]) -> list[tuple[Event, int | None]]:
     """Puts what the broker and the relay told into its place by cause: it may be heard of a little sooner or later."""
     ordered = list(found)
     for pair in found:
         event = pair[0]
-        if event.name not in ("dead-lettered", "ack.dropped"):            # a dropped confirm is heard of before whoever waits for it knows
+        if event.name not in ("dead-lettered", "ack.dropped", "confirm.dropped"):
             continue
         ordered.remove(pair)
+        place = next((at for at, (other, _) in enumerate(ordered) if other.at_ms > event.at_ms), len(ordered))
+        if event.name == "confirm.dropped":
+            ordered.insert(_before_its_confirm(ordered, event, place), pair)
+            continue
         received = [at for at, (other, _) in enumerate(ordered) if other.name == steps.RECEIVE and other.position == event.position
                     and other.at_ms <= event.at_ms]
         answers = [at for at, (other, _) in enumerate(ordered) if other.name in steps.ANSWERS and other.phase == steps.AFTER
                    and other.position == event.position and at > (received or [-1])[-1]]
-        place = next((at for at, (other, _) in enumerate(ordered) if other.at_ms > event.at_ms), len(ordered))
         if answers:
             place = answers[0] + (event.name == "dead-lettered")
         ordered.insert(place, pair)
     return ordered
+
+
+def _before_its_confirm(ordered: list[tuple[Event, int | None]], dropped: Event, place: int) -> int:
+    """Returns where the end of the wait for a confirm is that never came, or `place` when nobody waited for it."""
+    sent = [(at, event.lane) for at, (event, _) in enumerate(ordered) if event.name == steps.PUBLISH and event.message_id == dropped.message_id
+            and event.at_ms <= dropped.at_ms]
+    return next((at for at, (event, _) in enumerate(ordered) if sent and at > sent[-1][0] and event.lane == sent[-1][1]
+                 and event.name == steps.CONFIRM and event.phase != steps.BEFORE), place)
 
 
 def _entries(found: list[tuple[Event, int | None]], key: str) -> Iterator[Entry]:
@@ -170,6 +157,8 @@ def _outcome(event: Event, key: str, tentative: bool) -> str:
             other = detail.get("effect_key", event.effect_key)
             said += f" for {other}" if other != key else f", while handling {event.effect_key}" if event.effect_key != key else ""
             return said + (", not committed yet" if tentative and said.startswith("recorded") else "")
+        case steps.OUTBOX_ADD if tentative and not event.position:
+            return f"{detail.get('outcome')}, not committed yet"
         case steps.LEDGER_EXECUTE:
             return table.plain(" ".join(detail["statement"].split()))
         case steps.ACK | steps.NACK | steps.REJECT:
