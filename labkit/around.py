@@ -51,6 +51,7 @@ class _Lane:
         self._transaction: list[int] = []             # places of what names no key in it
         self._look: list[int] = []
         self._unconfirmed = False                     # a publish of the key
+        self._raised = False                          # an error, and nothing was done since
         self.inside = False                           # the transaction
         self.concerned = False                        # the transaction, with the key
         self.touched = False                          # the key, since the process was called
@@ -63,11 +64,14 @@ class _Lane:
     def touch(self, event: Event) -> set[int]:
         """Hears of the key, and returns the places of what led to it."""
         self.touched = self.concerned = True
+        self._raised = False
         self._unconfirmed = self._unconfirmed or event.name == steps.PUBLISH
         return self.around
 
     def pass_by(self, at: int, event: Event) -> bool:
         """Hears of a step that does not name the key, and tells whether it is known to belong to it."""
+        if self._raised:                              # it was called again
+            self.touched = self._raised = False
         if event.effect_key or "effect_key" in event.detail:
             return False
         if event.name == steps.CONFIRM:               # of all that was sent
@@ -89,5 +93,6 @@ class _Lane:
             self._transaction, self.inside, self.concerned = [], False, False
         if event.name == steps.CONFIRM and ended:
             self._unconfirmed = False
-        if event.name in _OVER:
-            self._look, self.touched, self._unconfirmed = [], False, False
+        if event.name in _OVER:                       # one that raised may still exit for it
+            self._raised = event.name == "raised"
+            self._look, self.touched, self._unconfirmed = [], self.touched and self._raised, False

@@ -30,7 +30,7 @@ class Production(Run):
     """One run of producers, over. An order is a row of the ledger's effects; its event is the published message with the same effect key."""
 
     STATUSES, SWEPT = OUTCOMES, ("orders", "events")
-    role = PRODUCER
+    role, ORDER = PRODUCER, "begun"
     COLUMNS, KEPT = ("order", "committed", "events", "status"), "every order has its event"
 
     @cached_property
@@ -68,8 +68,9 @@ class Production(Run):
 
     def missing(self, key: str) -> tuple[str, str, list[str], str] | None:
         """As in `Run`: the event, or the order."""
-        return {"lost": ("broker", "lost", ["no event"], "no event at the broker"),
-                "stray": ("ledger", "stray", ["no order"], "no order in the ledger")}.get(self.statuses[key])
+        return {"lost": ("broker", "lost", ["lost", "no event"], "no event at the broker"),
+                "stray": ("ledger", "stray", ["stray", "no order"], "no order in the ledger"),
+                "pending": ("ledger", "pending", ["pending", "not published"], "its event still waits in the outbox")}.get(self.statuses[key])
 
     @cached_property
     def _keys(self) -> list[str]:

@@ -72,7 +72,7 @@ class Run:
     """One run, over. `verdict` and `why` say what it proves; `counts` and `trail` show it; `plot` draws it."""
 
     STATUSES, SWEPT = STATUSES, ("deliveries", "effects")                     # what a sweep shows beside the status, and a picture against each other
-    role = WORKER                                     # whom the faults are planned for, where they do not say it
+    role, ORDER = WORKER, "published"                 # whom the faults are planned for, where they do not say it; the order of the keys
     COLUMNS, KEPT = ("effect key", "deliveries", "effects", "status"), "every effect is accounted for"
 
     def __init__(self, messages: list[Message], events: list[Event], facts: Facts, ledger: Any = None):

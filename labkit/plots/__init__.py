@@ -18,5 +18,5 @@ def run(run: Run, ax=None):
     """Draws a run: the trail of its most telling key where there are few keys, else deliveries against effects."""
     if not 0 < len(run.statuses) <= _FEW_KEYS:
         return deliveries_and_effects(run, ax)
-    telling = min(run.statuses, key=lambda key: (WORST_FIRST.index(run.statuses[key]), -run.pair(key)[0]))
+    telling = min(run.statuses, key=lambda key: (WORST_FIRST.index(run.statuses[key]), *[-number for number in run.pair(key)]))
     return trail(run, telling, ax)

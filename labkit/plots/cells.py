@@ -1,12 +1,13 @@
-"""Picture 2, the sweep map: a row a handler, a cell a crash point, and in each what the key ended as."""
+"""Picture 2, the sweep map: a row a handler or a producer, a cell a crash point, and in each what the key ended as."""
 
+import itertools
 import textwrap
 from collections.abc import Sequence
 
 from matplotlib.patches import FancyBboxPatch
 
 from labkit.errors import PlanError
-from labkit.faults import PRODUCER, RELAY, WORKER
+from labkit.faults import RELAY, ROLES, WORKER
 from labkit.palette import LOOKS
 from labkit.plots.marks import draw_marks
 from labkit.plots.picture import INK, MUTED, finish, head, sheet, styled
@@ -22,14 +23,14 @@ def sweep_map(sweeps: Sequence[Sweep], ax=None):
     """Draws sweeps below each other, each cell with its status as colour, mark and word. Raises PlanError when there are none."""
     if not sweeps:
         raise PlanError("There is no sweep to draw.", "the list is empty", "Write plots.sweep_map([lab.sweep(handler, lab.reminders(1))]).")
-    killed = _TITLE.format(" or ".join(sorted({"relay" if fault.worker == RELAY else sweep.rows[0].run.role for sweep in sweeps for row in sweep.rows for fault in row.faults},
-                                              key=(WORKER, PRODUCER, RELAY).index)) or WORKER)
+    roles = {RELAY if fault.worker == RELAY else sweep.rows[0].run.role for sweep in sweeps for row in sweep.rows for fault in row.faults}
+    killed = _TITLE.format(" or ".join(sorted(roles or {WORKER}, key=ROLES.index)))
     shared = len(sweeps) > 1 and len({tuple(row.point for row in sweep.rows) for sweep in sweeps}) == 1 and len(sweeps[0].rows) <= _A_LINE
-    lines = [(sweep if at == 0 else None, sweep.rows[at:at + _A_LINE], sweep) for sweep in sweeps for at in range(0, len(sweep.rows), _A_LINE)]
-    names = [max(len(_words(row.point)) for row in rows) * _LINE + 0.06 for _, rows, _ in lines]
+    lines = [(None if at else sweep, rows) for sweep in sweeps for at, rows in enumerate(_lines(sweep.rows))]
+    names = [max(len(_words(row.point)) for row in rows) * _LINE + 0.06 for _, rows in lines]
     if shared:
         names = [names[0], *[0.0] * (len(lines) - 1)]
-    width = max(5.2, _LEFT + _CELL * max(len(rows) for _, rows, _ in lines) + 0.25)
+    width = max(5.2, _LEFT + _CELL * max(len(rows) for _, rows in lines) + 0.25)
     title = head(plain(sweeps[0].why, 300), width - 0.4) if len(sweeps) == 1 else [killed]
     top = 0.3 + 0.2 * len(title) + 0.22 * (len(sweeps) == 1)
     height = top + 0.1 + sum(names) + (_HEIGHT + 0.2) * len(lines)
@@ -39,7 +40,7 @@ def sweep_map(sweeps: Sequence[Sweep], ax=None):
         if len(sweeps) == 1:
             sheet_ax.text(0.22, height - 0.22 - 0.2 * len(title), killed, color=MUTED, va="top", gid="subtitle")
         y = height - top
-        for (first, rows, _), room in zip(lines, names):
+        for (first, rows), room in zip(lines, names):
             y -= room + _HEIGHT
             if first:
                 _draw_name(sheet_ax, first, y + _HEIGHT / 2)
@@ -62,11 +63,17 @@ def _draw_name(ax, sweep: Sweep, y: float) -> None:
 
 
 def _draw_cell(ax, row: SweepRow, x: float, y: float) -> None:
-    colour = LOOKS[row.status].colour
+    colour, quiet = LOOKS[row.status].colour, row.status == "nothing"
     ax.add_patch(FancyBboxPatch((x + _GAP / 2, y), _CELL - _GAP, _HEIGHT, boxstyle="round,pad=0,rounding_size=0.07", gid=f"cell {row.status}",
-                                facecolor=colour + "30", edgecolor=colour, linewidth=1.1))
+                                facecolor=colour + ("10" if quiet else "30"), edgecolor=colour + ("70" if quiet else ""), linewidth=1.1))
     draw_marks(ax, row.status, [(x + _CELL / 2, y + _HEIGHT * 0.66)])
-    ax.text(x + _CELL / 2, y + _HEIGHT * 0.24, row.status, ha="center", va="center", size=8, color=INK, gid="status")
+    ax.text(x + _CELL / 2, y + _HEIGHT * 0.24, row.status, ha="center", va="center", size=8, color=MUTED if quiet else INK, gid="status")
+
+
+def _lines(rows: list[SweepRow]) -> list[list[SweepRow]]:
+    """Returns the rows in lines that fit; where one is not enough, the relay's crash points begin a line of their own."""
+    parts = [list(part) for _, part in itertools.groupby(rows, lambda row: bool(row.faults) and row.faults[0].worker == RELAY)]
+    return [rows] if len(rows) <= _A_LINE else [part[at:at + _A_LINE] for part in parts for at in range(0, len(part), _A_LINE)]
 
 
 def _words(point: str) -> list[str]:

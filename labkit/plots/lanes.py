@@ -1,5 +1,7 @@
 """Picture 1, the trail of one effect key: a lane for the broker, each worker and the ledger, events from left to right."""
 
+import itertools
+
 from labkit import steps
 from labkit.palette import LOOKS
 from labkit.plots import moments
@@ -11,7 +13,9 @@ from labkit.table import plain
 
 _COLUMN, _LANE, _LEFT, _RIGHT, _LINE = 0.94, 0.82, 1.05, 0.2, 0.14           # inches
 _BROKER, _LEDGER = "broker", "ledger"
-_ABOVE = ("broker", "delivery", "answer", "confirm", "gap")      # their words stand over the broker's lane
+_WAITS = LOOKS["pending"].colour
+_ABOVE = ("broker", "delivery", "answer", "publish", "confirm", "gap")            # their words stand over the broker's lane
+_OF_LEDGER = ("ledger", "outbox")                     # and of these under the ledger's
 
 
 def trail(run: Run, effect_key: str, ax=None):
@@ -23,7 +27,8 @@ def trail(run: Run, effect_key: str, ax=None):
     width = max(5.2, _LEFT + _COLUMN * max(len(shown), 1) + _RIGHT)
     title = head(plain(run.why, 300), width - 0.4)
     top = 0.74 + 0.2 * len(title) + _LINE * max([2, *[len(moment.words) for moment in shown if moment.kind in _ABOVE]])
-    height = top + _LANE * (len(lanes) - 1) + 0.6
+    below = _LINE * (max([2, *[len(moment.words) for moment in shown if moment.kind in _OF_LEDGER]]) - 2)
+    height = top + _LANE * (len(lanes) - 1) + 0.6 + below
     with styled():
         drawing = _Drawing(sheet(width, height, ax), {lane: height - top - _LANE * at for at, lane in enumerate(lanes)}, width)
         drawing.ax.text(0.22, height - 0.16, "\n".join(title), weight="bold", size=10.5, va="top", linespacing=1.25, gid="title")
@@ -33,6 +38,7 @@ def trail(run: Run, effect_key: str, ax=None):
         drawing.lanes()
         drawing.busy(shown)
         drawing.transactions(shown)
+        drawing.waiting(shown)
         for at, moment in enumerate(shown):
             drawing.moment(at, moment)
     said = "; ".join(moment.said for moment in shown)
@@ -69,13 +75,25 @@ class _Drawing:
                 start, committed = begun.pop(moment.lane), moment.step == steps.LEDGER_COMMIT and moment.done
                 self.ax.plot([self.x(start), self.x(at)], [self.y[_LEDGER]] * 2, color=LOOKS["once"].colour if committed else LOOKS["unknown"].colour,
                              lw=9, alpha=0.25, solid_capstyle="butt", zorder=1, gid="committed" if committed else "undone")
-                if not committed:
+                if not committed and moment.kind != "ledger":                 # a rollback says so itself
                     self.words(at, _LEDGER, ["transaction", "undone"], above=False)
+
+    def waiting(self, shown: list[Moment]) -> None:
+        """A line on the ledger's lane, while an event of the key is in the outbox, for a relay to find."""
+        changes = [moment.waiting for moment in shown]
+        waits = max(0, -min(itertools.accumulate(changes), default=0))        # those that an earlier run has left
+        edges = [_LEFT] if waits else []
+        for at, change in enumerate(changes):
+            before, waits = waits, waits + change
+            if bool(before) != bool(waits):
+                edges.append(self.x(at))
+        for start, end in zip(edges[::2], [*edges[1::2], self._width - _RIGHT]):
+            self.ax.plot([start, end], [self.y[_LEDGER]] * 2, color=_WAITS, lw=2.4, solid_capstyle="butt", zorder=2, gid="waiting")
 
     def moment(self, at: int, moment: Moment) -> None:
         getattr(self, f"_{moment.kind}")(self.x(at), moment)
-        above = moment.kind in _ABOVE
-        self.words(at, _BROKER if above else _LEDGER if moment.kind in ("ledger", "outbox") else moment.lane, moment.words, above)
+        above = moment.kind in _ABOVE or moment.lane == _BROKER
+        self.words(at, _BROKER if above else _LEDGER if moment.kind in _OF_LEDGER else moment.lane, moment.words, above)
 
     def words(self, at: int, lane: str, words: list[str], above: bool) -> None:
         y = self.y[lane] + (0.17 + _LINE * (len(words) - 1) if above else -0.25)
@@ -90,28 +108,45 @@ class _Drawing:
         self._arrow(x, self.y[_BROKER], self.y[moment.lane], gid="redelivery" if moment.again else "delivery")
 
     def _answer(self, x: float, moment: Moment) -> None:
-        self._send(x, self.y[moment.lane], self.y[_BROKER], moment)
-
-    def _confirm(self, x: float, moment: Moment) -> None:
-        self._send(x, self.y[_BROKER], self.y[moment.lane], moment)
-
-    def _outbox(self, x: float, moment: Moment) -> None:
-        self.ax.plot([x, x], [self.y[moment.lane], self.y[_LEDGER]], color=MUTED, lw=0.9, ls=(0, (1, 2)), zorder=2)
-        waits = moment.step == steps.OUTBOX_ADD
-        self.ax.plot(x, self.y[_LEDGER], "s" if waits else "D", ms=8 if waits else 5, mew=1.6, color=MUTED, mfc=self.ax.get_facecolor(), zorder=4, gid=moment.step)
-
-    def _send(self, x: float, start: float, end: float, moment: Moment) -> None:
-        """An arrow; a broken one where it is not known to have arrived."""
+        start, end = self.y[moment.lane], self.y[_BROKER]
         if moment.arrived:
             self._arrow(x, start, end, gid=moment.step)
-            return
-        lanes, sign = round(abs(end - start) / _LANE), 1 if end > start else -1
-        colour, stop = LOOKS["unknown"].colour, start + (end - start) * (1 - 0.4 / lanes)
-        self.ax.plot([x, x], [start, stop - 0.08 * sign], color=colour, lw=1.6, ls=(0, (3, 2)), zorder=3, gid="broken arrow")
-        if moment.dropped:
+        else:
+            self._break(x, start, self._near_broker(moment), moment.dropped)
+
+    def _publish(self, x: float, moment: Moment) -> None:
+        self._arrow(x, self.y[moment.lane], self.y[_BROKER], gid=moment.step)
+
+    def _confirm(self, x: float, moment: Moment) -> None:
+        if moment.arrived:
+            self._arrow(x, self.y[_BROKER], self.y[moment.lane], gid=moment.step, width=0.8)
+        else:
+            self._break(x, self.y[_BROKER], self._near_broker(moment), moment.dropped)
+
+    def _near_broker(self, moment: Moment) -> float:
+        start, end = self.y[moment.lane], self.y[_BROKER]
+        return start + (end - start) * (1 - 0.4 / (1 + round((end - start - _LANE) / _LANE)))
+
+    def _break(self, x: float, start: float, stop: float, dropped: bool) -> None:
+        """A broken arrow from `start`, that ends on the way."""
+        colour = LOOKS["unknown"].colour
+        self.ax.plot([x, x], [start, stop - (0.08 if stop > start else -0.08)], color=colour, lw=1.6, ls=(0, (3, 2)), zorder=3, gid="broken arrow")
+        if dropped:
             self.ax.plot(x, stop, "x", ms=8, mew=2, color=colour, zorder=4, gid="dropped")
         else:
             draw_marks(self.ax, "unknown", [(x, stop)])
+
+    def _outbox(self, x: float, moment: Moment) -> None:
+        self.ax.plot([x, x], [self.y[moment.lane], self.y[_LEDGER]], color=MUTED, lw=0.9, ls=(0, (1, 2)), zorder=2)
+        if moment.step == steps.OUTBOX_ADD and moment.done:
+            self._event(x, moment.waiting > 0)
+        else:
+            self.ax.plot(x, self.y[_LEDGER], "D", ms=5, mew=1.6, color=MUTED, mfc=self.ax.get_facecolor(), zorder=4, gid=moment.step)
+
+    def _event(self, x: float, durable: bool) -> None:
+        """The event that waits in the outbox, filled once it is there for good."""
+        self.ax.plot(x, self.y[_LEDGER], ">", ms=8, mew=1.6, color=_WAITS, mfc=_WAITS if durable else self.ax.get_facecolor(), zorder=4,
+                     gid="event" if durable else steps.OUTBOX_ADD)
 
     def _ledger(self, x: float, moment: Moment) -> None:
         self.ax.plot([x, x], [self.y[moment.lane], self.y[_LEDGER]], color=MUTED, lw=0.9, ls=(0, (1, 2)), zorder=2)
@@ -125,6 +160,8 @@ class _Drawing:
             marker, colour, filled, size = "D", MUTED, False, 5
         self.ax.plot(x, self.y[_LEDGER], marker, ms=size, mew=1.6, color=colour, mfc=colour if filled else self.ax.get_facecolor(), zorder=4,
                      gid="effect" if moment.effects else moment.step)
+        if moment.waiting > 0:
+            self._event(x + 0.2, durable=True)
 
     def _killed(self, x: float, moment: Moment) -> None:
         self.ax.plot(x, self.y[moment.lane], "X", ms=13, color=INK, mec=self.ax.get_facecolor(), mew=1.2, zorder=5, gid="killed")
@@ -135,12 +172,12 @@ class _Drawing:
         self.ax.plot(x, self.y[moment.lane], "o", ms=7, color=INK, mfc=self.ax.get_facecolor(), mew=1.5, zorder=4, gid=moment.step)
 
     def _missing(self, x: float, moment: Moment) -> None:
-        draw_marks(self.ax, "lost", [(x, self.y[moment.lane])], size=11)
+        draw_marks(self.ax, moment.step, [(x, self.y[moment.lane])], size=11)
 
     def _gap(self, x: float, moment: Moment) -> None:
         for y in self.y.values():
             self.ax.text(x, y, "· · ·", ha="center", va="center", weight="bold", color=MUTED, backgroundcolor=self.ax.get_facecolor(), gid="gap")
 
-    def _arrow(self, x: float, start: float, end: float, gid: str) -> None:
-        self.ax.annotate("", (x, end), (x, start), arrowprops={"arrowstyle": "-|>", "color": INK, "lw": 1.4, "shrinkA": 3, "shrinkB": 5,
+    def _arrow(self, x: float, start: float, end: float, gid: str, width: float = 1.4) -> None:
+        self.ax.annotate("", (x, end), (x, start), arrowprops={"arrowstyle": "-|>", "color": INK, "lw": width, "shrinkA": 3, "shrinkB": 5,
                                                                "mutation_scale": 12}, zorder=3, gid=gid)

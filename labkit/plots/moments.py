@@ -15,11 +15,12 @@ _WRITES = (steps.LEDGER_RECORD, steps.LEDGER_RECORD_ONCE)
 class Moment:
     """One column of the picture.
 
-    kind:     "broker", "delivery", "ledger", "outbox", "answer" (which a publish is drawn like), "confirm", "killed", "exited", "note", "missing" or "gap"
+    kind:     "broker", "delivery", "ledger", "outbox", "answer", "publish", "confirm", "killed", "exited", "note", "missing" or "gap"
     words:    the lines beside its mark; said: the same in a sentence
     handling: which of the trail's deliveries it belongs to, 1 and up, 0 for none
     again:    a redelivery, or an effect that was there already
     effects:  how many effects of the key became durable here
+    waiting:  how many more events of the key wait in the outbox from here on, durably
     """
 
     kind: str
@@ -31,6 +32,7 @@ class Moment:
     done: bool = True
     again: bool = False
     effects: int = 0
+    waiting: int = 0
     arrived: bool = True
     dropped: bool = False
 
@@ -40,20 +42,23 @@ def of(trail: Trail) -> list[Moment]:
     moments = _Reading(trail).moments
     left_out = len(moments) - _SHOWN_FIRST - _SHOWN_LAST
     if left_out > 1:
-        moments[_SHOWN_FIRST:-_SHOWN_LAST] = [Moment("gap", "broker", "", [f"{left_out} events", "left out"], f"{left_out} events left out")]
+        waiting = sum(moment.waiting for moment in moments[_SHOWN_FIRST:-_SHOWN_LAST])
+        moments[_SHOWN_FIRST:-_SHOWN_LAST] = [Moment("gap", "broker", "", [f"{left_out} events", "left out"], f"{left_out} events left out", waiting=waiting)]
     return moments
 
 
 class _Reading:
     def __init__(self, trail: Trail):
-        self._key, self._copies = trail.effect_key, trail.copies
+        self._key, self._copies, self._trail = trail.effect_key, trail.copies, trail
         self.moments: list[Moment] = []
         self._handling: dict[str, int] = {}           # lane -> the delivery under way
         self._tentative: dict[str, int] = {}          # lane -> effects written in its open transaction
+        self._moved: dict[str, int] = {}              # lane -> events added to the outbox in it, less those marked
+        self._ids: dict[str, set[str]] = {}           # key -> the ids of the events that were published for it
         self._handlings = self._effects = 0
         self._reached: dict[str, str] = {}            # lane -> a step that was reached and not done
         self._last: dict[str, str] = {}               # lane -> the step done last
-        self._dropped = False
+        self._dropped: set[str] = set()               # "ack" or "confirm", until who waits for it is heard of
         for at, entry in enumerate(trail.entries):
             self._take(entry, trail.entries[at + 1:])
         if missing := trail.run.missing(trail.effect_key):
@@ -71,24 +76,26 @@ class _Reading:
                 if not later or later[0].name not in ("killed", "exited", "raised", "stopped"):
                     self._add("note", entry, [_short(name), "not finished"], f"{name} not finished", done=False)
                 return
-        if lane.split()[0] in (PRODUCER, RELAY) and lane not in self._handling:
+        if _alone(lane) and lane not in self._handling:
             self._handlings += 1
             self._handling[lane] = self._handlings
         if name in ("ack.dropped", "confirm.dropped"):
-            self._dropped = True
+            self._dropped.add(name.split(".")[0])
         elif name == "returned":
             self._handling.pop(lane, None)
-            self._tentative.pop(lane, None)           # what the handler left open is undone
+            self._undo(lane)                          # what the handler left open
         elif lane == "broker":
             self._add("broker", entry, [name], name)
         elif name == steps.RECEIVE:
             self._deliver(entry)
-        elif name in (*steps.ANSWERS, steps.PUBLISH):
+        elif name in steps.ANSWERS:
             self._answer(entry)
+        elif name == steps.PUBLISH:
+            self._publish(entry)
         elif name == steps.CONFIRM:
             self._confirm(entry)
         elif name.startswith("outbox."):
-            self._add("outbox", entry, [*name.split("."), *[entry.outcome] * (name == steps.OUTBOX_READ)], f"{name}: {entry.outcome}")
+            self._outbox(entry)
         elif name.startswith("ledger."):
             self._ledger(entry)
         else:
@@ -106,21 +113,49 @@ class _Reading:
 
     def _answer(self, entry: Entry) -> None:
         name, outcome, detail = entry.event.name, entry.event.detail.get("outcome"), entry.event.detail
-        said = {"unknown": "dropped" if self._dropped else "unknown", "refused": "refused", "not sent": "not sent"}.get(outcome, "")
+        dropped = name in self._dropped
+        said = {"unknown": "dropped" if dropped else "unknown", "refused": "refused"}.get(outcome, "")
         extra = said or ("requeue" if detail.get("requeue") else "multiple" if detail.get("multiple") else "")
-        self._add("answer", entry, [name] + [extra] * bool(extra), name + (f", {extra}" if extra else ""),
-                  arrived=outcome not in ("unknown", "not sent"), dropped=self._dropped and name in steps.ANSWERS)
-        self._dropped = self._dropped and name not in steps.ANSWERS
+        self._add("answer", entry, [name] + [extra] * bool(extra), name + (f", {extra}" if extra else ""), arrived=outcome != "unknown", dropped=dropped)
+        self._dropped.discard(name)
+
+    def _publish(self, entry: Entry) -> None:
+        detail = entry.event.detail
+        if entry.event.phase == steps.FAILED or detail.get("outcome") == "not sent":
+            why = detail.get("outcome", "failed")
+            self._add("note", entry, ["publish", why], f"publish, {why}", done=False)
+            return
+        ids = self._ids.setdefault(detail.get("effect_key"), set())
+        extra = ["same id" if detail.get("event_id") in ids else "another id"] if ids else []
+        ids.add(detail.get("event_id"))
+        self._add("publish", entry, ["publish", *extra], ", ".join(["publish", *extra]))
 
     def _confirm(self, entry: Entry) -> None:
-        outcome = str(entry.event.detail.get("outcome"))
-        came = outcome in ("confirmed", "nacked", "returned") or "confirmed" in outcome
-        self._add("confirm", entry, [outcome], f"confirm: {outcome}", arrived=came, dropped=self._dropped)
-        self._dropped = False
+        outcome = "failed" if entry.event.phase == steps.FAILED else entry.event.detail.get("outcome") or "nothing sent"
+        dropped, missed = "confirm" in self._dropped, "unknown" in outcome or "blocked" in outcome
+        words = outcome.replace("unknown", "dropped" if dropped else "unknown").split(", ")
+        if not missed and not any(word in outcome for word in ("confirmed", "nacked", "returned")):
+            self._add("note", entry, ["confirm", *words], f"confirm, {outcome}", done=False)
+        elif words[0] in ("confirmed", "nacked", "returned"):
+            self._add("confirm", entry, words, outcome)
+        else:
+            self._add("confirm", entry, ["confirm", *words], ", ".join(["confirm", *words]), arrived=not missed, dropped=dropped)
+        self._dropped.discard("confirm")
+
+    def _outbox(self, entry: Entry) -> None:
+        event, lane = entry.event, entry.event.lane
+        outcome = "failed" if event.phase == steps.FAILED else event.detail.get("outcome", "")
+        moved = 0 if outcome == "failed" else 1 if (event.name, outcome) == (steps.OUTBOX_ADD, "added") else -1 if event.name == steps.OUTBOX_MARK else 0
+        if moved and entry.tentative:
+            self._moved[lane], moved, outcome = self._moved.get(lane, 0) + moved, 0, "not yet durable"
+        elif moved:
+            outcome = _moved(moved)
+        self._add("outbox", entry, [event.name, *[outcome] * bool(outcome)], event.name + (f": {outcome}" if outcome else ""),
+                  done=event.phase == steps.AFTER, waiting=moved)
 
     def _ledger(self, entry: Entry) -> None:
         name, lane, detail = entry.event.turn or entry.event.name, entry.event.lane, entry.event.detail
-        effects, outcome = 0, "failed" if entry.event.phase == steps.FAILED else detail.get("outcome", "")
+        effects, moved, outcome = 0, 0, "failed" if entry.event.phase == steps.FAILED else detail.get("outcome", "")
         if name in _WRITES and entry.event.phase == steps.AFTER:
             outcome = outcome or "recorded"
             if outcome == "recorded" and detail.get("effect_key", entry.event.effect_key) != self._key:
@@ -132,15 +167,15 @@ class _Reading:
                 effects = 1
         elif name == steps.LEDGER_COMMIT:
             effects = self._tentative.pop(lane, 0) if entry.event.turn else 0
+            moved = self._moved.pop(lane, 0) if entry.event.turn else 0
             outcome = "recorded" if effects else outcome
         elif name == steps.LEDGER_ROLLBACK:
-            self._tentative.pop(lane, None)
+            self._undo(lane)
         again = bool(effects) and self._effects + effects > 1
         self._effects += effects
-        outcome = "recorded again" if again else outcome
-        words = [_short(name), outcome]
-        self._add("ledger", entry, [word for word in words if word], name + (f": {outcome}" if outcome else ""),
-                  step=name, done=entry.event.phase == steps.AFTER, again=again, effects=effects)
+        outcomes = [outcome for outcome in ("recorded again" if again else outcome, _moved(moved)) if outcome]
+        self._add("ledger", entry, [_short(name), *outcomes], name + (f": {', '.join(outcomes)}" if outcomes else ""),
+                  step=name, done=entry.event.phase == steps.AFTER, again=again, effects=effects, waiting=moved)
 
     def _note(self, entry: Entry) -> None:
         name, lane, detail = entry.event.name, entry.event.lane, entry.event.detail
@@ -148,19 +183,33 @@ class _Reading:
         if name in ("killed", "exited"):
             if detail.get("by", "hand") == "hand":
                 where = "by hand" if "by" in detail else "by itself"
+            elif _alone(lane) and self._elsewhere(entry):
+                where = "at other work"
             else:
                 where = f"before {_short(reached)}" if reached else f"after {_short(self._last.get(lane, ''))}"
             self._add(name, entry, [name, where], f"{lane} {name} {where}")
             self._handling.pop(lane, None)
-            self._tentative.pop(lane, None)
+            self._undo(lane)
         elif name == "raised":
-            self._tentative.pop(lane, None)
+            self._undo(lane)
             kind = plain(detail["error"].split(":", 1)[0])
             self._add("note", entry, ["raised", kind[:16]], f"{lane} raised {kind}")
+            if _alone(lane):
+                self._handling.pop(lane, None)        # a handler's delivery is still to be answered
         else:
             word = "frozen" if name == "stopped" else name
             words = [*word.split("."), *([f"before {_short(reached)}"] if reached and name == "stopped" else [])]
             self._add("note", entry, words, f"{lane}: {' '.join(words)}")
+
+    def _elsewhere(self, entry: Entry) -> bool:
+        """Tells whether the last that a process did is not in this trail."""
+        lane = [event for event in self._trail.run.events if event.lane == entry.event.lane and (event.name in steps.STEPS or event is entry.event)]
+        at = next(at for at, event in enumerate(lane) if event is entry.event)
+        return at > 0 and not any(lane[at - 1] is other.event for other in self._trail.entries)
+
+    def _undo(self, lane: str) -> None:
+        self._tentative.pop(lane, None)
+        self._moved.pop(lane, None)
 
     def _add(self, kind: str, entry: Entry, words: list[str], said: str, step: str = "", **more) -> None:
         self.moments.append(Moment(kind, entry.event.lane, step or entry.event.name, words, said, self._handling.get(entry.event.lane, 0), **more))
@@ -168,3 +217,13 @@ class _Reading:
 
 def _short(step: str) -> str:
     return step.removeprefix("ledger.")
+
+
+def _alone(lane: str) -> bool:
+    """Tells whether it is the lane of a process that no delivery was given to."""
+    return lane.split()[0] in (PRODUCER, RELAY)
+
+
+def _moved(events: int) -> str:
+    """What a change of the outbox comes to, in words."""
+    return "event waits" if events > 0 else "marked" if events < 0 else ""

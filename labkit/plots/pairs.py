@@ -28,7 +28,7 @@ def deliveries_and_effects(run: Run, ax=None):
             drawn.set_xticks(range(len(bars)), [plain(key, 22) for key in bars], rotation=20 if len(keys) > 5 else 0, ha="right" if len(keys) > 5 else "center")
         else:
             drawn.set_xticks([])
-        drawn.set_xlabel(f"{count(len(keys), 'key')}, in the order published" + (f"; each pair of bars is the oddest of {each} keys" if each > 1 else ""))
+        drawn.set_xlabel(f"{count(len(keys), 'key')}, in the order {run.ORDER}" + (f"; each pair of bars is the oddest of {each} keys" if each > 1 else ""))
     return finish(drawn, ax, f"{run.SWEPT[0].capitalize()} against {run.SWEPT[1]}: {run.total}. {'; '.join(below) or 'no keys'}. Verdict: {run.verdict}; {plain(run.why, 300)}.")
 
 
@@ -73,4 +73,4 @@ def _names(run: Run, keys: list[str]) -> list[str]:
 
 
 def _oddness(run: Run, key: str) -> tuple:
-    return run.statuses[key] != "once", run.pair(key)[0]
+    return run.statuses[key] != "once", run.pair(key)
