@@ -1,7 +1,7 @@
 """The faults: what is planned to happen at which step. Plain data; the supervisor holds and fires them.
 
     crash.before("ack")      crash.after("ledger.record", message=3)      hang.at("ack", seconds=2)
-    lose.ack(message=2)      lose.confirm()      fail("ledger.record", TimeoutError("slow"), times=2)
+    lose.ack(message=2)      lose.publish()      lose.confirm()      fail("ledger.record", TimeoutError("slow"), times=2)
 """
 
 import difflib
@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from labkit.errors import PlanError
-from labkit.steps import ACK, AFTER, BEFORE, PUBLISH, STEPS
+from labkit.steps import ACK, AFTER, BEFORE, CONFIRM, PUBLISH, STEPS
 
 WORKER, PRODUCER, RELAY = ROLES = "worker", "producer", "relay"              #: what a process is there for
 
@@ -25,6 +25,7 @@ class Fault:
     nth:      1 is the first time that the step is passed for the message
     times:    how often it may fire
     error:    what `fail` raises; seconds: how long `hang` lasts, None until the run ends
+    what:     what `lose` loses: "ack", "publish" or "confirm"
     """
 
     kind: str
@@ -37,6 +38,7 @@ class Fault:
     times: int = 1
     error: BaseException | None = None
     seconds: float | None = None
+    what: str = ""
 
     def __post_init__(self):
         if self.step not in STEPS:
@@ -59,11 +61,11 @@ class Fault:
     def __str__(self):
         given = [repr(self.step)] if self.kind != "lose" else []
         given += [repr(self.error)] if self.error is not None else []
-        default_attempt = None if self.kind == "fail" or (self.kind, self.step) == ("lose", PUBLISH) else 1
+        default_attempt = None if self.kind == "fail" or self.what in (PUBLISH, CONFIRM) else 1
         for name, default in (("message", None), ("attempt", default_attempt), ("worker", None), ("nth", 1), ("times", 1), ("seconds", None)):
             if getattr(self, name) != default:
                 given.append(f"{name}={getattr(self, name)!r}")
-        verb = {"crash": f"crash.{self.phase}", "hang": "hang.at", "lose": "lose.confirm" if self.step == PUBLISH else "lose.ack", "fail": "fail"}[self.kind]
+        verb = {"crash": f"crash.{self.phase}", "hang": "hang.at", "lose": f"lose.{self.what}", "fail": "fail"}[self.kind]
         return f"{verb}({', '.join(given)})"
 
     __repr__ = __str__
@@ -106,7 +108,15 @@ class lose:
     @staticmethod
     def ack(message=None, attempt: int | None = 1, worker=None, nth: int = 1, times: int = 1) -> Fault:
         """Plans that the ack leaves the worker and never reaches the broker."""
-        return Fault("lose", ACK, BEFORE, message, attempt, worker, nth, times)
+        return Fault("lose", ACK, BEFORE, message, attempt, worker, nth, times, what=ACK)
+
+    @staticmethod
+    def publish(message: str | None = None, worker=None, nth: int = 1, times: int = 1) -> Fault:
+        """Plans that a message leaves who publishes it and never reaches the broker.
+
+        message: the id of what is published, in a producer; in a handler the message that is handled, as everywhere
+        """
+        return Fault("lose", PUBLISH, BEFORE, message, None, worker, nth, times, what=PUBLISH)
 
     @staticmethod
     def confirm(message: str | None = None, worker=None, nth: int = 1, times: int = 1) -> Fault:
@@ -114,7 +124,7 @@ class lose:
 
         message: the id of what is published, in a producer; in a handler the message that is handled, as everywhere
         """
-        return Fault("lose", PUBLISH, BEFORE, message, None, worker, nth, times)
+        return Fault("lose", PUBLISH, BEFORE, message, None, worker, nth, times, what=CONFIRM)
 
 
 def fail(step: str, error: BaseException | type[BaseException], times: int = 1, message=None,

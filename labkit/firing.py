@@ -12,7 +12,7 @@ from typing import Any
 
 import cloudpickle
 
-from labkit import relay, steps
+from labkit import relay
 from labkit.faults import Fault
 from labkit.seat import Seat
 
@@ -72,7 +72,7 @@ class Firing:
                 process.tell({"t": "answer", "do": "raise"}, cloudpickle.dumps(fault.error))
             case "lose":
                 about = seat.about
-                what, where = (relay.ACK, (seat.asked["channel"], seat.asked["tag"])) if fault.step == steps.ACK else (relay.CONFIRM, seat.asked["next"])
+                what, where = fault.what, (seat.asked["channel"], seat.asked["tag"]) if fault.what == relay.ACK else seat.asked["next"]
                 self.relay.on_drop = lambda: self._lost(index, what, about)
                 self.relay.arm(what, *where)
                 process.tell({"t": "answer", "do": "lose"})

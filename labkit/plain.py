@@ -14,6 +14,11 @@ _PLAIN = {
     "ledger.find": ("SQL", sql.FIND),
     "ledger.remember": ("SQL", sql.REMEMBER),
     "status.move": ("SQL", f"{sql.MOVE_STATUS};\n-- one row changed: moved; none changed: it is in another status\n{sql.FIND_STATUS};"),
+    "publish": ("pika", "channel.confirm_delivery()  # once; from then on each publish waits for its confirm\n"
+                        "channel.basic_publish(\"\", queue, body, pika.BasicProperties(message_id=…, delivery_mode=2), mandatory=True)"),
+    "outbox.add": ("SQL", f"{sql.ADD_EVENT};"),
+    "outbox.waiting": ("SQL", f"-- first, to wait for a relay that is at work:\n{sql.TAKE_TURN};\n{sql.WAITING_EVENTS};"),
+    "outbox.mark": ("SQL", f"{sql.MARK_EVENT};"),
     "ledger.transaction": ("SQL", "BEGIN IMMEDIATE;\n-- your statements\nCOMMIT;  -- or ROLLBACK;"),
 }
 

@@ -1,17 +1,18 @@
-"""The TCP relay: stands between a worker and the broker, and loses exactly one ack or confirm where it is told to.
+"""The TCP relay: stands between a worker and the broker, and loses exactly one ack, publish or confirm where it is told to.
 
-It passes every frame on until it is armed with a channel and a delivery tag. The worker's ack of that tag, or the broker's
-confirm of it, is then dropped with everything behind it, and the connection is cut. Its log says what it read and dropped.
+It passes every frame on until it is armed with a channel and a delivery tag. The worker's ack of that tag, the message that
+has that number on the channel, or the broker's confirm of it, is then dropped with everything behind it, and the connection is cut. Its log says what it read and dropped.
 """
 
 import asyncio
 import struct
+from collections import Counter
 
 _FRAME = struct.Struct(">BHI")                        # type, channel, payload size; an end byte follows the payload
-_METHOD, _BASIC_ACK = 1, bytes((0, 60, 0, 80))
+_METHOD, _BASIC_ACK, _BASIC_PUBLISH = 1, bytes((0, 60, 0, 80)), bytes((0, 60, 0, 40))
 _TAG = struct.Struct(">QB")                           # delivery tag, multiple
 _PROTOCOL_HEADER = 8
-ACK, CONFIRM = "ack", "confirm"                       # one method, by who sends it
+ACK, PUBLISH, CONFIRM = "ack", "publish", "confirm"   # an ack and a confirm are one method, by who sends it
 
 
 class Relay:
@@ -30,7 +31,7 @@ class Relay:
         return {"host": host, "port": port}
 
     def arm(self, what: str, channel: int, tag: int) -> None:
-        """Loses the next ack or confirm of this delivery tag on this channel. One at a time: the worker that asked waits."""
+        """Loses the ack or confirm of this delivery tag on this channel, or the message with this number. One at a time: the worker that asked waits."""
         self._armed = (what, channel, tag)
         self.log.append(f"armed: {what}, channel {channel}, tag {tag}")
 
@@ -47,33 +48,42 @@ class Relay:
             worker_out.close()
             return
         self._passages += [worker_out, broker_out]
-        there = asyncio.ensure_future(self._forward(worker_in, broker_out, ACK))
-        back = asyncio.ensure_future(self._forward(broker_in, worker_out, CONFIRM))
+        there = asyncio.ensure_future(self._forward(worker_in, broker_out, from_worker=True))
+        back = asyncio.ensure_future(self._forward(broker_in, worker_out, from_worker=False))
         await asyncio.wait([there, back], return_when=asyncio.FIRST_COMPLETED)
-        broker_out.close()                            # the broker sees the end of the connection, and nothing of the ack
+        broker_out.close()                            # the broker sees the end of the connection, and nothing of what was dropped
         await asyncio.wait([back], timeout=1)         # what the broker still says reaches the worker; then it is cut
         worker_out.close()
         there.cancel()
         back.cancel()
 
-    async def _forward(self, source: asyncio.StreamReader, target: asyncio.StreamWriter, what: str) -> None:
+    async def _forward(self, source: asyncio.StreamReader, target: asyncio.StreamWriter, from_worker: bool) -> None:
         """Passes frames on, until an end comes or the armed one is dropped."""
+        published = Counter()                         # messages, by channel
         try:
-            if what == ACK:
+            if from_worker:
                 target.write(await source.readexactly(_PROTOCOL_HEADER))
             while True:
                 head = await source.readexactly(_FRAME.size)
                 kind, channel, size = _FRAME.unpack(head)
                 payload = await source.readexactly(size + 1)
-                if self._armed and kind == _METHOD and payload[:4] == _BASIC_ACK:
-                    tag, multiple = _TAG.unpack_from(payload, 4)
-                    armed, on, number = self._armed
-                    if (armed, on) == (what, channel) and (tag == number or what == CONFIRM and multiple and tag > number):
-                        self._armed = None
-                        self.log.append(f"dropped: basic.ack, channel {channel}, tag {tag}; connection cut")
-                        asyncio.get_running_loop().call_soon(self.on_drop)   # whose errors are not the stream's
-                        return
+                what, tag, multiple = "", 0, False
+                if kind == _METHOD and payload[:4] == _BASIC_ACK:
+                    what, (tag, multiple) = ACK if from_worker else CONFIRM, _TAG.unpack_from(payload, 4)
+                elif kind == _METHOD and payload[:4] == _BASIC_PUBLISH:
+                    published[channel] += 1
+                    what, tag = PUBLISH, published[channel]
+                if self._is_armed(what, channel, tag, multiple):
+                    self._armed = None
+                    method = f"publish, channel {channel}, number {tag}" if what == PUBLISH else f"ack, channel {channel}, tag {tag}"
+                    self.log.append(f"dropped: basic.{method}; connection cut")
+                    asyncio.get_running_loop().call_soon(self.on_drop)       # whose errors are not the stream's
+                    return
                 target.write(head + payload)
                 await target.drain()
         except (asyncio.IncompleteReadError, ConnectionError):
             pass
+
+    def _is_armed(self, what: str, channel: int, tag: int, multiple: bool) -> bool:
+        armed, on, number = self._armed or ("", 0, 0)
+        return bool(what) and (armed, on) == (what, channel) and (tag == number or what == CONFIRM and multiple and tag > number)

@@ -89,6 +89,15 @@ def test_a_confirm_that_is_lost_leaves_its_outcome_unknown_and_the_event_at_the_
     assert (relayed.verdict, relayed.statuses, relayed.counts["ids"]) == ("holds", {ORDER: "repeated"}, 1)
 
 
+def test_a_message_that_is_lost_on_its_way_leaves_the_same_unknown_outcome_and_nothing_at_the_broker(either):
+    run = either.produce(commit_first, faults=[lose.publish()])
+    assert (run.facts.fired, run.facts.printed, run.verdict, run.statuses) == ([1], "unknown\n", "broken", {ORDER: "lost"})
+    assert [event.detail["relay"] for event in run.events if event.name == "publish.dropped"] == [
+        "dropped: basic.publish, channel 1, number 1; connection cut"]
+    third = either.produce(three_orders, relay=publish_outbox, faults=[lose.publish(message="message-for-order-3")])
+    assert (third.facts.fired, third.verdict, third.counts["once"], third.counts["events"]) == ([1], "holds", 3, 3)
+
+
 def test_a_lost_confirm_in_a_handler_gives_no_delivery_back(lab):
     def announce(delivery, shop):
         shop.ledger.record_once(delivery.message.effect_key)
