@@ -161,17 +161,17 @@ class Worker:
     def _produce(self) -> None:
         """Calls the producer; a relay again and again, until it is to go on to the end and has nothing more to publish."""
         while not self._ear.stopping:
-            passes = self._sender.passes
+            passes, draining = self._sender.passes, self._ear.draining        # a look that began earlier may have missed the last event
             if self._job["again"] or not self._called:                        # else only the connection was lost
                 self._called = True
                 self._call()
-            if not self._job["again"] or self._ear.draining and self._sender.passes == passes:
+            if not self._job["again"] or draining and self._sender.passes == passes:
                 self._ear.tell(t="idle", handled=0)
                 while not self._ear.stopping:
                     self._connection.process_data_events(time_limit=None)
             else:
                 self._ear.tell(t="passed")                # the supervisor reads the trace, and may end what does not end by itself
-                self._connection.process_data_events(time_limit=0 if self._ear.draining else _LOOK_S)
+                self._connection.process_data_events(time_limit=0 if draining else _LOOK_S)
 
     def _call(self) -> None:
         try:
