@@ -2,6 +2,7 @@
 from labkit import account
 from labkit.faults import crash
 from labkit.message import reminders
+from labkit.production import Production
 from labkit.result import Facts, Run
 from labkit.sweep import Sweep, SweepRow
 from labkit.trace import Event
@@ -65,6 +66,116 @@ class Tape:
         return self
 
 
+class Produced:
+    """The same for producers and relays. `by` says whose the next events are; a key is named by what concerns one."""
+
+    def __init__(self):
+        self.events, self._lane, self.published = [], "producer 1", []
+
+    def by(self, lane):
+        self._lane = lane
+        return self
+
+    def reach(self, name, key=None, event_id=None, **detail):
+        return self._add(self._lane, name, "before", key, event_id, **detail)
+
+    def step(self, name, key=None, outcome=None, event_id=None, phase="after", **detail):
+        self.reach(name, key, event_id, **detail)
+        return self._add(self._lane, name, phase, key, event_id, **detail, **({"outcome": outcome} if outcome else {}))
+
+    def note(self, name, key=None, **detail):
+        return self._add(self._lane, name, "note", key, **detail)
+
+    def told(self, name, key, **detail):
+        return self._add("broker", name, "note", key, **detail)
+
+    def kill(self, by):
+        return self.note("killed", by=str(by))
+
+    def order(self, *keys, outbox=False):
+        """Records orders in one transaction, with their events in the outbox or without."""
+        self.step("ledger.begin")
+        for key in keys:
+            self.step("ledger.record", key)
+            if outbox:
+                self.step("outbox.add", key, "added")
+        return self.step("ledger.commit")
+
+    def send(self, key, event_id=None):
+        self.published.append({"effect_key": key, "message_id": event_id or f"event-of-{key}"})
+        return self.step("publish", key, "sent", event_id)
+
+    def publish(self, key, outcome="confirmed", event_id=None):
+        return self.send(key, event_id).step("confirm", key, outcome, event_id)
+
+    def pass_on(self, *keys, waiting=None):
+        """One pass of a relay."""
+        self.by("relay 1").step("ledger.begin").step("outbox.read", outcome=f"{waiting or len(keys)} waiting")
+        for key in keys:
+            self.publish(key).step("outbox.mark", key)
+        return self.step("ledger.commit").note("returned")
+
+    def run(self, *orders, outbox=None, **facts):
+        """Returns the run; `orders` are the keys of those that are there, `outbox` holds key -> events that wait."""
+        settings = {"producer": "place", "relay": "publish_outbox" if any(event.lane == "relay 1" for event in self.events) else None}
+        given = {"planned": [], "fired": [], "ending": "over", "settings": settings, "where": {}, "effects": dict.fromkeys(orders, 1),
+                 "published": self.published, "outbox": outbox or {}, **facts}
+        return Production([], self.events, Facts(**given))
+
+    def _add(self, lane, name, phase, key=None, event_id=None, **detail):
+        about = {"effect_key": key} if key and lane != "broker" and phase != "note" else {}
+        if key and name != "ledger.record":
+            event_id = event_id or f"event-of-{key}"
+            about |= {"event_id": event_id} if about else {}
+        self.events.append(Event(float(len(self.events)), lane, name, phase, event_id, key, detail={**about, **detail}))
+        return self
+
+
+def committed_first():
+    return Produced().order("order-1").publish("order-1").note("returned").run("order-1")
+
+
+def event_lost():
+    return Produced().order("order-1").kill(crash.after("ledger.commit")).run("order-1")
+
+
+def stray():
+    tape = Produced().publish("order-1").step("ledger.begin").step("ledger.record", "order-1").reach("ledger.commit")
+    return tape.kill(crash.before("ledger.commit")).run()
+
+
+def nothing():
+    return Produced().step("ledger.begin").reach("ledger.record", "order-1").kill(crash.before("ledger.record")).run()
+
+
+def confirm_dropped():
+    tape = Produced().order("order-1").send("order-1").reach("confirm", "order-1")
+    tape.told("confirm.dropped", "order-1", relay="dropped: basic.ack, channel 1, tag 1; connection cut")
+    return tape._add("producer 1", "confirm", "after", "order-1", outcome="unknown").note("returned").run("order-1")
+
+
+def passed_on():
+    return Produced().order("order-1", outbox=True).note("returned").pass_on("order-1").run("order-1")
+
+
+def repeated():
+    tape = Produced().order("order-1", outbox=True).note("returned").by("relay 1").step("ledger.begin").step("outbox.read", outcome="1 waiting")
+    return tape.publish("order-1").kill(crash.after("confirm", worker="relay")).pass_on("order-1").run("order-1")
+
+
+def left_in_the_outbox():
+    return Produced().order("order-1", outbox=True).note("returned").run("order-1", outbox={"order-1": 1})
+
+
+def many_orders():
+    tape = Produced()
+    for number in range(1, 31):
+        tape.order(f"order-{number}")
+        for at in range(0 if number == 7 else 2 if number in (12, 15) else 1):
+            tape.publish(f"order-{number}", event_id=f"another {at}" if number == 15 else None)
+    return tape.publish("order-99").run(*[f"order-{number}" for number in range(1, 31)])
+
+
 def duplicated():
     fault = crash.after("ledger.record")
     tape = Tape().receive().step("ledger.record").kill(str(fault))
@@ -103,11 +214,12 @@ def in_transaction(crash_before_commit=False):
 
 
 def sweep(name, **outcomes):
-    """Returns a sweep with a row for each `before_ack=run`; the row without a crash is `no_crash`."""
+    """Returns a sweep with a row for each `before_ack=run`, or `relay_before_publish=run`; the row without a crash is `no_crash`."""
     rows = []
     for point, run in outcomes.items():
-        phase, _, step = point.partition("_")
-        fault = getattr(crash, phase)(step.replace("__", ".")) if point != "no_crash" else None
+        whose = {"worker": "relay"} if point.startswith("relay_") else {}
+        phase, _, step = point.removeprefix("relay_").partition("_")
+        fault = getattr(crash, phase)(step.replace("__", "."), **whose) if point != "no_crash" else None
         rows.append(SweepRow((fault,) if fault else (), run))
     return Sweep(name, rows)
 
@@ -120,3 +232,16 @@ def late():
 def early():
     return sweep("early", no_crash=once(), before_receive=once(), after_receive=once(), before_ack=once(), after_ack=lost(),
                  before_ledger__record=lost(), after_ledger__record=once())
+
+
+def of_commit_first():
+    return sweep("commit_first", no_crash=committed_first(), before_ledger__commit=nothing(), after_ledger__commit=event_lost(),
+                 after_publish=committed_first())
+
+
+def of_outbox():
+    points = [f"{phase}_{step}" for step in ("ledger__begin", "ledger__record", "outbox__add", "ledger__commit") for phase in ("before", "after")]
+    passes = [f"relay_{phase}_{step}" for step in ("ledger__begin", "outbox__read", "publish", "confirm", "outbox__mark", "ledger__commit")
+              for phase in ("before", "after")]
+    return sweep("with_outbox", no_crash=passed_on(), **{point: nothing() for point in points[:-1]}, after_ledger__commit=passed_on(),
+                 **{point: repeated() if 4 < at < 11 else passed_on() for at, point in enumerate(passes)})

@@ -18,11 +18,12 @@ from matplotlib.text import Text
 
 from labkit import account, plots
 from labkit.errors import PlanError
+from labkit.faults import crash
 from labkit.message import Message
 from labkit.palette import LOOKS
 from labkit.result import Run
 from tests import tape
-from tests.tape import Tape
+from tests.tape import Produced, Tape
 
 KEY = "invoice-1:reminder"
 
@@ -78,8 +79,35 @@ PICTURES = {
     "1,000 keys": lambda: many(1000, {3, 77}, {150}).plot(), "growth": lambda: plots.queue_growth(many(30, {3}, ())),
     "growth of nothing": lambda: plots.queue_growth(Tape(0).run([])), "retention": lambda: plots.retention(forgetting()),
     "retention, too short": lambda: plots.retention(forgetting()[1:3]), "retention of one": lambda: plots.retention([kept(1, 1, 1)]),
+    "committed first": lambda: tape.committed_first().plot(), "event lost": lambda: tape.event_lost().plot(), "stray": lambda: tape.stray().plot(),
+    "nothing": lambda: tape.nothing().plot(), "confirm dropped": lambda: tape.confirm_dropped().plot(), "passed on": lambda: tape.passed_on().plot(),
+    "repeated": lambda: tape.repeated().plot(), "in the outbox": lambda: tape.left_in_the_outbox().plot(), "rolled back": lambda: rolled_back().plot(),
+    "in vain": lambda: in_vain().plot(), "a handler that publishes": lambda: publishing_handler().plot(), "no order": lambda: Produced().run().plot(),
+    "orders": lambda: tape.many_orders().plot(), "sweep with an outbox": lambda: tape.of_outbox().plot(),
+    "sweeps of producers": lambda: tape.of_commit_first().plot(tape.of_outbox()),
     "retention of twelve": lambda: plots.retention([kept(limit, limit, max(0, 8 - limit)) for limit in range(1, 13)]),
 }
+
+
+def rolled_back():
+    tape_ = Produced().step("ledger.begin").step("ledger.record", "order-1").step("outbox.add", "order-1", "added").step("ledger.rollback")
+    return tape_.note("raised", error="ValueError: no stock", frames=[]).run()
+
+
+def in_vain():
+    tape_ = Produced().order("order-1", outbox=True).note("returned").by("relay 1")
+    for _ in range(5):
+        tape_.step("ledger.begin").step("outbox.read", outcome="1 waiting").publish("order-1", "nacked").step("ledger.commit").note("returned")
+    tape_.published.clear()
+    return tape_.run("order-1", outbox={"order-1": 1})
+
+
+def publishing_handler():
+    event = {"event_id": "receipt-1", "effect_key": "receipt-1"}
+    tape_ = Tape().receive().step("ledger.record_once", "recorded").step("publish", "sent", **event).reach("confirm", **event)
+    tape_.told("confirm.dropped", relay="dropped: basic.ack, channel 1, tag 1; connection cut")
+    tape_._add("worker 1", "confirm", "after", 1, 1, 1, outcome="unknown", **event)
+    return tape_.step("publish", "sent", **event).step("confirm", "confirmed", **event).step("ack", "sent").note("returned").run([1])
 
 
 def deep_sweep():
@@ -200,8 +228,112 @@ def test_the_sentence_of_a_trail_tells_its_events_in_order():
         "Verdict: broken; invoice-1:reminder was recorded 2 times.")
 
 
+def test_a_publish_goes_up_a_confirm_comes_down_thin_and_each_process_has_its_lane():
+    ax = tape.passed_on().plot().figure.axes[0]
+    lanes = lanes_of(ax)
+    assert sorted(lanes, key=lanes.get, reverse=True) == ["broker", "producer 1", "relay 1", "ledger"]
+    publish, = named(ax, "publish")
+    confirm, = named(ax, "confirm")
+    assert (publish.xyann[1], publish.xy[1]) == (lanes["relay 1"], lanes["broker"])
+    assert (confirm.xyann[1], confirm.xy[1]) == (lanes["broker"], lanes["relay 1"])
+    assert confirm.arrow_patch.get_linewidth() < publish.arrow_patch.get_linewidth()
+    assert count(ax, "busy") == 2 and count(ax, "broken arrow") == 0
+
+
+@pytest.mark.parametrize("make, lane", [(tape.confirm_dropped, "producer 1"), (publishing_handler, "worker 1")])
+def test_the_arrow_of_a_confirm_that_was_dropped_breaks_near_the_broker(make, lane):
+    picture = make().plot()
+    ax = picture.figure.axes[0]
+    arrow, = named(ax, "broken arrow")
+    cross, = named(ax, "dropped")
+    lanes = lanes_of(ax)
+    middle = (lanes["broker"] + lanes[lane]) / 2
+    assert arrow.is_dashed() and max(arrow.get_ydata()) == lanes["broker"]
+    assert min(arrow.get_ydata()) > cross.get_ydata()[0] > middle
+    assert "publish; confirm, dropped" in picture.alternative
+
+
+def test_a_confirm_that_was_dropped_says_nothing_about_the_ack_or_the_confirm_after_it():
+    picture = publishing_handler().plot()
+    assert picture.alternative.endswith("publish; confirm, dropped; publish, same id; confirmed; ack. Verdict: holds; every effect is accounted for: 1 of 1 once.")
+    assert [count(picture.figure.axes[0], gid) for gid in ("publish", "confirm", "ack", "broken arrow")] == [2, 1, 1, 1]
+
+
+@pytest.mark.parametrize("outcome, said", [("nacked", "publish; nacked"), ("returned", "publish; returned"), ("2 confirmed", "publish; confirm, 2 confirmed")])
+def test_what_the_broker_said_comes_down_whatever_it_is(outcome, said):
+    picture = Produced().order("order-1").publish("order-1", outcome).run("order-1").plot()
+    assert count(picture.figure.axes[0], "confirm") == 1 and said in picture.alternative
+
+
+@pytest.mark.parametrize("outcome", ["unknown", "blocked", "1 confirmed, 1 unknown"])
+def test_a_confirm_that_never_came_is_a_broken_arrow_with_a_question_mark(outcome):
+    picture = Produced().order("order-1").publish("order-1", outcome).run("order-1").plot()
+    ax = picture.figure.axes[0]
+    assert [count(ax, gid) for gid in ("confirm", "broken arrow", "mark unknown", "dropped")] == [0, 1, 1, 0]
+    assert f"confirm, {outcome}" in picture.alternative
+
+
+@pytest.mark.parametrize("step", [{"outcome": "not sent"}, {"phase": "failed", "error": "TimeoutError: slow"}])
+def test_what_was_not_sent_is_no_arrow(step):
+    picture = Produced().order("order-1").step("publish", "order-1", **step).run("order-1").plot()
+    ring, = named(picture.figure.axes[0], "publish")
+    assert ring.get_marker() == "o" and count(picture.figure.axes[0], "broken arrow") == 0
+    assert f"publish, {step.get('outcome', 'failed')}" in picture.alternative
+
+
+def test_a_publish_tells_whether_a_consumer_can_recognise_it():
+    tape_ = Produced().order("order-1").publish("order-1").publish("order-1").publish("order-1", event_id="another")
+    assert "publish; confirmed; publish, same id; confirmed; publish, another id; confirmed" in tape_.run("order-1").plot().alternative
+
+
+def test_an_event_waits_on_the_ledgers_lane_from_its_commit_to_the_commit_of_its_mark():
+    ax = tape.repeated().plot().figure.axes[0]
+    line, = named(ax, "waiting")
+    commits = [x_of(mark) for mark in (*named(ax, "effect"), *named(ax, "ledger.commit"))]
+    assert list(line.get_xdata()) == commits and same_color(line.get_color(), LOOKS["pending"].colour)
+    assert count(ax, "outbox.add") == 1 and count(ax, "event") == 1 and count(ax, "outbox.read") == 2 and count(ax, "outbox.mark") == 1
+    assert not same_color(named(ax, "outbox.add")[0].get_mfc(), named(ax, "event")[0].get_mfc())         # tentative, and for good
+    assert named(ax, "killed")[0].get_ydata()[0] == lanes_of(ax)["relay 1"]
+
+
+def test_an_event_that_was_not_passed_on_waits_to_the_end_also_where_the_middle_is_left_out():
+    for run in (tape.left_in_the_outbox(), in_vain()):
+        picture = run.plot()
+        ax = picture.figure.axes[0]
+        line, = named(ax, "waiting")
+        assert line.get_xdata()[1] > x_of(named(ax, "mark pending")[-1]) > line.get_xdata()[0] == x_of(named(ax, "effect")[0])
+        assert "its event still waits in the outbox. Verdict" in picture.alternative
+
+
+def test_an_event_that_an_earlier_run_left_waits_from_the_start_and_one_that_was_undone_never():
+    ax = Produced().pass_on("order-1").run("order-1").plot().figure.axes[0]
+    assert named(ax, "waiting")[0].get_xdata()[0] < x_of(named(ax, "ledger.begin")[0])
+    assert count(rolled_back().plot().figure.axes[0], "waiting") == 0
+
+
+def test_what_is_missing_in_the_end_has_its_mark_on_the_lane_where_it_is_missing():
+    for run, status, lane, said in ((tape.event_lost(), "lost", "broker", "no event at the broker"), (tape.stray(), "stray", "ledger", "no order in the ledger")):
+        picture = run.plot()
+        ax = picture.figure.axes[0]
+        mark = named(ax, f"mark {status}")[-1]
+        assert mark.get_ydata()[0] == lanes_of(ax)[lane] and mark.get_mfc() == "none" and same_color(mark.get_color(), LOOKS[status].colour)
+        assert status in [text.get_text() for text in named(ax, "words")] and said in picture.alternative
+    assert not [gid for gid in ("mark lost", "mark stray") if count(tape.nothing().plot().figure.axes[0], gid)]
+
+
+def test_a_kill_at_another_order_is_not_told_as_one_after_this_orders_last_step():
+    tape_ = Produced().order("order-1", "order-2").publish("order-1").kill(crash.after("confirm"))
+    assert "producer 1 killed at other work" in tape_.run("order-1", "order-2").trail("order-2").plot().alternative
+    assert "producer 1 killed after confirm" in tape_.run("order-1", "order-2").trail("order-1").plot().alternative
+
+
+def test_a_rollback_is_said_once():
+    words = [text.get_text() for text in named(rolled_back().plot().figure.axes[0], "words")]
+    assert words.count("rollback") == 1 and "undone" not in words and count(rolled_back().plot().figure.axes[0], "undone") == 1
+
+
 def test_the_sweep_map_has_a_cell_a_crash_point_with_colour_mark_and_word():
-    for sweep in (tape.late(), tape.early()):
+    for sweep in (tape.late(), tape.early(), tape.of_commit_first()):
         ax = sweep.plot().figure.axes[0]
         cells = sorted((patch for patch in ax.patches if isinstance(patch, FancyBboxPatch)), key=lambda patch: patch.get_x())
         statuses = [row.status for row in sweep.rows]
@@ -218,6 +350,30 @@ def test_points_that_all_sweeps_share_head_their_columns_once():
     assert count(tape.late().plot(tape.early()).figure.axes[0], "point") == 14
 
 
+def test_the_map_says_whom_it_killed():
+    def said(*sweeps):
+        return repr(sweeps[0].plot(*sweeps[1:])).split(".")[0]
+    assert said(tape.late()) == "Each cell is one run, with the worker killed at that point"
+    assert said(tape.of_commit_first()) == "Each cell is one run, with the producer killed at that point"
+    assert said(tape.of_commit_first(), tape.of_outbox()) == "Each cell is one run, with the producer or relay killed at that point"
+
+
+def test_the_crash_points_of_a_relay_begin_a_line_where_one_is_not_enough():
+    ax = tape.of_outbox().plot().figure.axes[0]
+    points = [(text.get_text().split()[0], round(text.get_position()[1], 3)) for text in named(ax, "point")]
+    assert len(points) == 21 and len({y for _, y in points}) == 2
+    assert {word == "relay" for word, y in points if y == min(y for _, y in points)} == {True}
+    assert {word == "relay" for word, y in points if y == max(y for _, y in points)} == {False}
+
+
+def test_nothing_is_quiet_and_repeated_is_no_two_dots():
+    ax = tape.of_outbox().plot().figure.axes[0]
+    alpha = {cell.get_gid(): (cell.get_facecolor()[3], cell.get_edgecolor()[3]) for cell in ax.patches if isinstance(cell, FancyBboxPatch)}
+    assert all(quiet < loud for quiet, loud in zip(alpha["cell nothing"], alpha["cell once"]))
+    assert {mark.get_marker() for mark in named(ax, "mark repeated")} == {"o"} and {mark.get_marker() for mark in named(ax, "more")} == {"+"}
+    assert count(ax, "mark repeated") == count(ax, "more") == 6
+
+
 def test_a_sweep_map_of_nothing_is_refused():
     with pytest.raises(PlanError, match="no sweep"):
         plots.sweep_map([])
@@ -228,6 +384,23 @@ def test_deliveries_go_up_and_effects_go_down_a_bar_a_key():
     heights = {gid: [bar.get_height() for bar in ax.patches if bar.get_gid() == gid] for gid in ("deliveries", "effects")}
     assert heights == {"deliveries": [1, 1, 2, 1, 1, 1, 1, 1], "effects": [-1, -1, -2, -1, 0, -1, -1, -1]}
     assert [list(mark.get_xdata()) for mark in named(ax, "mark lost")] == [[4]]
+
+
+def test_orders_go_up_and_events_go_down_a_bar_a_key():
+    picture = tape.many_orders().plot()
+    ax = picture.figure.axes[0]
+    orders, events = ([bar.get_height() for bar in ax.patches if bar.get_gid() == gid] for gid in ("deliveries", "effects"))
+    assert orders == [1] * 30 + [0] and [-number for number in events] == [0 if at == 7 else 2 if at in (12, 15) else 1 for at in range(1, 32)]
+    assert [text.get_text() for text in named(ax, "side")] == ["orders", "events"] and ax.get_xlabel() == "31 keys, in the order begun"
+    assert list(named(ax, "mark stray")[0].get_xdata()) == [30] and list(named(ax, "mark lost")[0].get_xdata()) == [6]
+    assert repr(picture) == (
+        "Orders against events: 30 orders · 32 events. 1 duplicated: order-15; 1 lost: order-7; 1 stray: order-99; 1 repeated: order-12; 27 once. "
+        "Verdict: broken; order-15 is there, and its event was published under 2 ids.")
+
+
+def test_of_few_orders_the_trail_of_the_worst_is_drawn_and_of_those_the_one_with_most_events():
+    run = Produced().order("order-1", "order-2", "order-3").publish("order-1").publish("order-2").publish("order-2").publish("order-3").publish("order-3")
+    assert repr(run.publish("order-3").run("order-1", "order-2", "order-3").plot()).startswith("Trail of order-3: order, 3 events, repeated")
 
 
 def test_one_odd_key_among_thousands_is_drawn_and_named():
@@ -299,7 +472,8 @@ def test_the_same_run_gives_the_same_bytes_whatever_the_notebook_has_set():
 
 
 def test_a_small_mark_keeps_its_colour_in_the_small_image():
-    for run, status in ((tape.lost(), "lost"), (tape.terminal(), "terminal"), (frozen(), "pending")):
+    for run, status in ((tape.lost(), "lost"), (tape.terminal(), "terminal"), (frozen(), "pending"), (tape.stray(), "stray"), (tape.repeated(), "repeated"),
+                        (tape.nothing(), "nothing")):
         colours = [colour for _, colour in PIL.Image.open(io.BytesIO(run.plot().png)).convert("RGB").getcolors(1 << 20)]
         wanted = bytes.fromhex(LOOKS[status].colour[1:])
         assert min(sum(abs(a - b) for a, b in zip(colour, wanted)) for colour in colours) < 12
@@ -315,6 +489,10 @@ def test_pictures_need_no_pyplot_and_words_need_no_matplotlib():
 def test_a_key_in_any_script_is_drawn_without_a_warning(recwarn):
     assert Tape([Message("счёт-1:напоминание 請求書 🧾")]).handle().run([1]).plot().png
     assert not recwarn.list
+
+
+def lanes_of(ax):
+    return {text.get_text(): text.get_position()[1] for text in named(ax, "lane")}
 
 
 def undrawn(figure):
