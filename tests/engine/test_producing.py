@@ -183,6 +183,23 @@ def test_a_row_that_commits_late_is_skipped_by_a_last_id_and_not_by_a_mark(eithe
     assert (marked.verdict, *numbers(marked, "orders", "ids")) == ("holds", 2, 2)
 
 
+def test_what_a_producer_commits_last_is_seen_by_a_relay_that_has_just_looked(either):
+    def looks_and_is_frozen(shop):
+        found = shop.outbox.waiting()
+        shop.status.move("relay", "new", "has looked")
+        shop.ledger.find("order-1")
+        for event in found:
+            shop.publish(event)
+            shop.outbox.mark(event)
+
+    def when_the_relay_has_looked(shop):
+        while not shop.ledger.execute("SELECT 1 FROM statuses"):
+            pass
+        with_outbox(shop)
+    run = either.produce(when_the_relay_has_looked, relay=looks_and_is_frozen, relay_starts="beside", faults=[hang.at("ledger.find", seconds=0.3)])
+    assert (run.verdict, run.statuses, run.facts.fired) == ("holds", {ORDER: "once"}, [1])
+
+
 def test_an_event_that_nobody_relays_is_pending_and_goes_on_in_a_later_run(either):
     def nothing(shop):
         pass
