@@ -29,7 +29,7 @@ def places(events: list[Event], key: str) -> set[int]:
         lane = lanes.setdefault(event.lane, _Lane())
         if event.name in _FATES:
             if waits and role == RELAY and event.name != "returned":
-                found |= {at, *lane.around}
+                found |= {at, *lane.around, *lane.undone}
             elif lane.touched:
                 found.add(at)
         elif names(event, key):
@@ -50,6 +50,7 @@ class _Lane:
     def __init__(self):
         self._transaction: list[int] = []             # places of what names no key in it
         self._look: list[int] = []
+        self.undone: list[int] = []                   # what was in a transaction that has just been undone
         self._unconfirmed = False                     # a publish of the key
         self._raised = False                          # an error, and nothing was done since
         self.inside = False                           # the transaction
@@ -89,6 +90,7 @@ class _Lane:
     def leave(self, event: Event) -> None:
         """Forgets what is over with an event."""
         ended = event.phase in (steps.AFTER, steps.FAILED)
+        self.undone = self._transaction if event.turn == steps.LEDGER_ROLLBACK else []
         if event.name in _OVER or event.turn in (steps.LEDGER_COMMIT, steps.LEDGER_ROLLBACK) or ended and not self.inside:
             self._transaction, self.inside, self.concerned = [], False, False
         if event.name == steps.CONFIRM and ended:

@@ -92,6 +92,21 @@ def test_a_relay_that_dies_while_the_event_waits_is_told_though_it_did_nothing_w
     assert names(run, lane="relay 1")[:len(told_of_it) + 1] == [*told_of_it, "ledger.begin"]
 
 
+def test_an_error_of_a_relay_while_the_event_waits_is_told_with_the_look_that_it_undid():
+    tape_ = Produced().order("order-1", "order-2", outbox=True).by("relay 1").step("ledger.begin").step("outbox.read", outcome="2 waiting")
+    tape_.step("publish", "order-1", phase="failed", error="TimeoutError: slow").step("ledger.rollback").note("raised", error="TimeoutError: slow", frames=[])
+    run = tape_.pass_on("order-1", "order-2").run("order-1", "order-2")
+    assert names(run, "order-2", "relay 1")[:5] == ["ledger.begin", "outbox.read", "ledger.rollback", "raised", "ledger.begin"]
+    assert names(run, "order-2", "relay 1").count("publish") == 1
+
+
+def test_what_a_relay_undid_and_went_on_from_leads_to_nothing_that_follows():
+    tape_ = Produced().order("order-1", outbox=True).by("relay 1").step("ledger.begin").step("ledger.rollback")
+    assert names(tape_.publish("order-1").run("order-1", outbox={"order-1": 1}), lane="relay 1") == ["publish", "confirm"]
+    tape_ = Produced().order("order-1", outbox=True).by("relay 1").step("ledger.begin").step("ledger.rollback").step("outbox.read", outcome="1 waiting")
+    assert names(tape_.kill("hand").run("order-1", outbox={"order-1": 1}), lane="relay 1") == ["outbox.read", "killed"]
+
+
 def test_what_was_added_and_undone_does_not_wait_and_what_was_marked_and_undone_does():
     undone = Produced().step("ledger.begin").step("ledger.record", "order-1").step("outbox.add", "order-1", "added").step("ledger.rollback")
     assert names(undone.by("relay 1").step("ledger.begin").kill("hand").run(), lane="relay 1") == []
