@@ -356,6 +356,7 @@ def test_the_map_says_whom_it_killed():
     assert said(tape.late()) == "Each cell is one run, with the worker killed at that point"
     assert said(tape.of_commit_first()) == "Each cell is one run, with the producer killed at that point"
     assert said(tape.of_commit_first(), tape.of_outbox()) == "Each cell is one run, with the producer or relay killed at that point"
+    assert said(tape.late(), tape.of_outbox()) == "Each cell is one run, with the worker, producer or relay killed at that point"
 
 
 def test_the_crash_points_of_a_relay_begin_a_line_where_one_is_not_enough():

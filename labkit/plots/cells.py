@@ -24,7 +24,8 @@ def sweep_map(sweeps: Sequence[Sweep], ax=None):
     if not sweeps:
         raise PlanError("There is no sweep to draw.", "the list is empty", "Write plots.sweep_map([lab.sweep(handler, lab.reminders(1))]).")
     roles = {RELAY if fault.worker == RELAY else sweep.rows[0].run.role for sweep in sweeps for row in sweep.rows for fault in row.faults}
-    killed = _TITLE.format(" or ".join(sorted(roles or {WORKER}, key=ROLES.index)))
+    *others, last = sorted(roles or {WORKER}, key=ROLES.index)
+    killed = _TITLE.format(f"{', '.join(others)} or {last}" if others else last)
     shared = len(sweeps) > 1 and len({tuple(row.point for row in sweep.rows) for sweep in sweeps}) == 1 and len(sweeps[0].rows) <= _A_LINE
     lines = [(None if at else sweep, rows) for sweep in sweeps for at, rows in enumerate(_lines(sweep.rows))]
     names = [max(len(_words(row.point)) for row in rows) * _LINE + 0.06 for _, rows in lines]
