@@ -216,6 +216,13 @@ def test_a_trail_too_long_to_draw_says_how_much_it_leaves_out():
     assert {"27 events", "left out"} <= {text.get_text() for text in named(picture.figure.axes[0], "words")}
 
 
+def test_an_order_whose_relay_died_at_its_last_step_is_drawn_whole():
+    tape_ = Produced().order("order-1", outbox=True).by("relay 1").step("ledger.begin").step("outbox.read", outcome="1 waiting").publish("order-1")
+    tape_.step("outbox.mark", "order-1").reach("ledger.commit").kill(crash.before("ledger.commit", worker="relay")).pass_on("order-1")
+    picture = tape_.run("order-1").plot()
+    assert "left out" not in picture.alternative and count(picture.figure.axes[0], "outbox.read") == 2
+
+
 def test_each_worker_has_a_lane_in_the_order_of_their_numbers():
     lanes = named(two_copies_two_workers().plot().figure.axes[0], "lane")
     assert [text.get_text() for text in sorted(lanes, key=lambda text: -text.get_position()[1])] == ["broker", "worker 1", "worker 2", "ledger"]

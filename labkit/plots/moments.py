@@ -41,7 +41,7 @@ def of(trail: Trail) -> list[Moment]:
     """Returns the moments of a trail, the middle ones left out where there are too many to draw."""
     moments = _Reading(trail).moments
     left_out = len(moments) - _SHOWN_FIRST - _SHOWN_LAST
-    if left_out > 1:
+    if left_out > (1 if trail.run.messages else 2):   # an order, a relay that dies at its last step and the next one's pass are whole
         waiting = sum(moment.waiting for moment in moments[_SHOWN_FIRST:-_SHOWN_LAST])
         moments[_SHOWN_FIRST:-_SHOWN_LAST] = [Moment("gap", "broker", "", [f"{left_out} events", "left out"], f"{left_out} events left out", waiting=waiting)]
     return moments
