@@ -89,6 +89,15 @@ PICTURES = {
 }
 
 
+def orders(number, lost=(), repeated=()):
+    tape_ = Produced()
+    for at in range(1, number + 1):
+        tape_.step("ledger.record", f"order-{at}")
+        for _ in range((at not in lost) + (at in repeated)):
+            tape_.send(f"order-{at}")
+    return tape_.run(*[f"order-{at}" for at in range(1, number + 1)])
+
+
 def rolled_back():
     tape_ = Produced().step("ledger.begin").step("ledger.record", "order-1").step("outbox.add", "order-1", "added").step("ledger.rollback")
     return tape_.note("raised", error="ValueError: no stock", frames=[]).run()
@@ -409,6 +418,21 @@ def test_orders_go_up_and_events_go_down_a_bar_a_key():
 def test_of_few_orders_the_trail_of_the_worst_is_drawn_and_of_those_the_one_with_most_events():
     run = Produced().order("order-1", "order-2", "order-3").publish("order-1").publish("order-2").publish("order-2").publish("order-3").publish("order-3")
     assert repr(run.publish("order-3").run("order-1", "order-2", "order-3").plot()).startswith("Trail of order-3: order, 3 events, repeated")
+
+
+def test_where_a_pair_stands_for_several_orders_a_repeated_one_does_not_hide_a_lost_one():
+    ax = orders(600, lost={301}, repeated={302}).plot().figure.axes[0]
+    assert list(named(ax, "mark lost")[0].get_xdata()) == [100] and not list(named(ax, "mark repeated")[0].get_xdata())
+
+
+def test_marks_of_repeated_orders_that_are_neighbours_do_not_run_into_each_other():
+    ax = orders(600, repeated=range(101, 151)).plot().figure.axes[0]
+    FigureCanvasAgg(ax.figure).draw()
+    dots, pluses = ([ax.transData.transform((x, 0))[0] for x in named(ax, gid)[0].get_xdata()] for gid in ("mark repeated", "more"))
+    assert len(dots) == len(pluses) > 2
+    wide = 6 * ax.figure.dpi / 72                     # the size of a mark, in pixels
+    assert all(dot - plus >= 0.9 * wide for plus, dot in zip(pluses, dots[1:]))
+    assert len(named(orders(40, repeated={3, 4, 5}).plot().figure.axes[0], "mark repeated")[0].get_xdata()) == 3
 
 
 def test_one_odd_key_among_thousands_is_drawn_and_named():

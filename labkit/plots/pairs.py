@@ -51,6 +51,8 @@ def _draw_bars(ax, run: Run, bars: list[str], grouped: bool) -> None:
     room = 0.09 * (high + low)
     for status in [status for status in WORST_FIRST if status != "once"]:
         places = [(at, -number - room * 0.8) for at, (key, number) in enumerate(zip(bars, effects)) if run.statuses[key] == status]
+        if status == "repeated":                      # a run of its two parts would read as another mark
+            places = _spaced(places, 0.021 * len(bars))
         if len(places) <= _MOST_MARKS:
             draw_marks(ax, status, places, size=6, apart=0.0045 * max(len(bars), 2))
     ax.set(xlim=(-0.8, max(len(bars), 1) - 0.2), ylim=(-low - room * 1.8, high + room))
@@ -72,5 +74,14 @@ def _names(run: Run, keys: list[str]) -> list[str]:
     return lines
 
 
+def _spaced(places: list[tuple[float, float]], apart: float) -> list[tuple[float, float]]:
+    """Returns the places, less those that are nearer than `apart` to the one before."""
+    kept: list[tuple[float, float]] = []
+    for place in places:
+        if not kept or place[0] - kept[-1][0] >= apart:
+            kept.append(place)
+    return kept
+
+
 def _oddness(run: Run, key: str) -> tuple:
-    return run.statuses[key] != "once", run.pair(key)
+    return -WORST_FIRST.index(run.statuses[key]), run.pair(key)
