@@ -14,6 +14,10 @@ _MAX_ID_BYTES = 255                                   # what AMQP gives to an id
 _encode = json.JSONEncoder(allow_nan=False).encode
 
 
+class Unreadable(ValueError):
+    """Raised when a body is not the JSON of a message."""
+
+
 @dataclass(frozen=True, slots=True)
 class Message:
     """One task, whatever number of times it is delivered.
@@ -61,14 +65,14 @@ class Message:
 
     @classmethod
     def from_wire(cls, body: bytes, message_id: str | None, correlation_id: str | None) -> "Message":
-        """Reads a delivered body. Raises ValueError when it is not the JSON of a message; evaluates nothing."""
+        """Reads a delivered body. Raises Unreadable when it is not the JSON of a message; evaluates nothing."""
         try:
             data = json.loads(body.decode())
             effect_key, payload = data["effect_key"], data.get("payload") or {}
         except (UnicodeDecodeError, json.JSONDecodeError, KeyError, TypeError, AttributeError, RecursionError) as error:
-            raise ValueError(f"the body is not the JSON of a message: {type(error).__name__}: {error}") from None
+            raise Unreadable(f"the body is not the JSON of a message: {type(error).__name__}: {error}") from None
         if not isinstance(effect_key, str) or not effect_key or not isinstance(payload, dict):
-            raise ValueError("the body is JSON, but not that of a message: it has no text `effect_key`, or its `payload` is no object")
+            raise Unreadable("the body is JSON, but not that of a message: it has no text `effect_key`, or its `payload` is no object")
         message_id = message_id or f"message-for-{effect_key}"
         message = object.__new__(cls)                 # whose values came as JSON: they need not be tried as such again
         for name, value in zip(cls.__slots__, (effect_key, message_id, data.get("sequence_key"), data.get("sequence_number"),
@@ -81,7 +85,7 @@ class Message:
         """Reads a delivered body, and takes one that is not the JSON of a message for "(unreadable)"."""
         try:
             return cls.from_wire(body, message_id, correlation_id)
-        except ValueError:
+        except Unreadable:
             return cls(UNREADABLE, message_id or "")
 
     def as_dict(self) -> dict[str, Any]:

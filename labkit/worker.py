@@ -25,7 +25,7 @@ from labkit.delivery import BROKEN, Delivery
 from labkit.ear import Ear
 from labkit.errors import HandlerError, LedgerError, told
 from labkit.ledger import Ledger
-from labkit.message import POSITION_HEADER, UNREADABLE, Message
+from labkit.message import POSITION_HEADER, UNREADABLE, Message, Unreadable
 from labkit.origin import learner_frames
 from labkit.outbox import Outbox
 from labkit.sender import Sender
@@ -186,7 +186,7 @@ class Worker:
         position = (properties.headers or {}).get(POSITION_HEADER)
         try:
             message = Message.from_wire(body, properties.message_id, properties.correlation_id)
-        except ValueError as error:
+        except Unreadable as error:
             message, unreadable = Message(UNREADABLE, properties.message_id or ""), error
         else:
             unreadable = None
