@@ -13,9 +13,11 @@ import pika
 from labkit import steps
 from labkit.access import text
 from labkit.delivery import BROKEN
+from labkit.errors import HandlerError
 from labkit.message import Message, expect
 
 CONFIRM_S = 10                                        # how long a confirm is waited for
+_MAX_NAME_BYTES = 255                                 # what AMQP gives to a queue's name
 
 
 class Sender:
@@ -38,8 +40,9 @@ class Sender:
     def publish(self, message: Message, to: str | None = None, mandatory: bool = True) -> str:
         """Sends a message, persistent. Returns "sent", or "not sent"."""
         expect("shop.publish", message)
-        if to is not None:
-            text("The queue's name", to)
+        if len(text("The queue's name", "" if to is None else to).encode()) > _MAX_NAME_BYTES:
+            raise HandlerError(f"The queue's name is longer than {_MAX_NAME_BYTES} bytes.", f"it begins with {to[:40]!r}", "Use a shorter one.")
+        body = message.body()                         # which raises here, before the message has a number
         self.passes += 1
         self._reach()
         with self._step(steps.PUBLISH, message, **({"to": to} if to else {}), **({} if mandatory else {"mandatory": False})) as passage:
@@ -49,18 +52,18 @@ class Sender:
                 try:
                     self.sent += 1
                     self._pending[self.sent] = message
-                    self._channel.basic_publish("", to or self._queue, message.body(), pika.BasicProperties(
+                    passage.outcome = "sent"          # even if the connection ends here: it may have arrived, or not
+                    self._channel.basic_publish("", to or self._queue, body, pika.BasicProperties(
                         content_type="application/json", delivery_mode=pika.DeliveryMode.Persistent, message_id=message.message_id,
                         correlation_id=message.correlation_id), mandatory=mandatory)
-                    passage.outcome = "sent"
                     if self._gate.watches(steps.PUBLISH, steps.AFTER):
                         self.fence()
                 except BROKEN:
-                    self._lose()                      # what was sent just now may have arrived, or not
+                    self._lose()
         return passage.outcome
 
     def confirm(self, message: Message | None = None) -> dict[str, str]:
-        """Waits for the outcomes of all that was sent since the last confirm, and returns them: message id -> outcome."""
+        """Waits for the outcomes of all that was sent, and returns those that were not told yet: message id -> outcome; or this message's only."""
         with self._step(steps.CONFIRM, message) as passage:
             end = time.monotonic() + CONFIRM_S
             while self._pending and not self._blocked and (left := end - time.monotonic()) > 0:
@@ -70,8 +73,12 @@ class Sender:
                     self._lose()
             self._outcomes |= {sent.message_id: self._blocked or "unknown" for sent in self._pending.values()}
             self._pending.clear()
+            self._returned.clear()                    # what comes later tells of no message that is still waited for
+            if message:
+                passage.outcome = self._outcomes.pop(message.message_id)
+                return {message.message_id: passage.outcome}
             outcomes, self._outcomes = self._outcomes, {}
-            passage.outcome = outcomes.get(message.message_id) if message else _summed(outcomes)
+            passage.outcome = _summed(outcomes)
         return outcomes
 
     def fence(self) -> None:
@@ -117,6 +124,7 @@ class Sender:
     def _lose(self) -> None:
         self._outcomes |= {message.message_id: "unknown" for message in self._pending.values()}
         self._pending.clear()
+        self._returned.clear()
         self._connection = self._channel = None
 
     def _hear(self, frame: Any) -> None:

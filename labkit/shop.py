@@ -26,5 +26,5 @@ class Shop:
         return self._sender.confirm(message)[message.message_id] if confirm else sent
 
     def confirm(self) -> dict[str, str]:
-        """Waits for the outcomes of all that was sent since the last confirm, and returns them: message id -> outcome."""
+        """Waits for the outcomes of all that was sent, and returns those that were not told yet: message id -> outcome."""
         return self._sender.confirm()

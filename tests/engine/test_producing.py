@@ -299,3 +299,32 @@ def test_the_same_event_added_again_is_a_duplicate(either):
     def again(shop):
         print([shop.outbox.add(Message("order-1")) for _ in range(2)])
     assert either.produce(again).facts.printed == "['added', 'duplicate']\n"
+
+
+def test_what_cannot_be_sent_leaves_the_outcomes_of_the_others_true(lab):
+    def some_wrong(shop):
+        wrong = Message("wrong", payload={"state": "placed"})
+        wrong.payload["state"] = object()
+        for act in (lambda: shop.publish(wrong), lambda: shop.publish(Message("a"), to="q" * 256)):
+            try:
+                act()
+            except (TypeError, HandlerError) as error:
+                print(error)
+        print(shop.publish(Message("b"), to="nowhere"), shop.publish(Message("c")))
+    run = lab.produce(some_wrong)
+    assert run.facts.printed.startswith("Object of type object is not JSON serializable\nThe queue's name is longer than 255 bytes.")
+    assert run.facts.printed.endswith("\nreturned confirmed\n")
+
+
+def test_a_message_that_is_published_again_is_not_told_what_became_of_it_before(lab):
+    def again(shop):
+        print(shop.publish(Message("order-1"), to="nowhere"), shop.publish(Message("order-1")))
+    run = lab.produce(again, faults=[lose.confirm()])
+    assert (run.facts.printed, run.counts["events"]) == ("unknown confirmed\n", 1)
+
+
+def test_a_confirm_of_one_message_keeps_what_is_still_to_be_told_of_others(lab):
+    def mixed(shop):
+        shop.publish(Message("a"), to="nowhere", confirm=False)
+        print(shop.publish(Message("b")), shop.confirm(), shop.confirm())
+    assert lab.produce(mixed).facts.printed == "confirmed {'message-for-a': 'returned'} {}\n"
