@@ -1,6 +1,6 @@
 """The result of a run that produces: what was ordered, what was published, and the verdict that follows."""
 
-from collections import Counter
+from collections import Counter, defaultdict
 from functools import cached_property
 from typing import Any
 
@@ -24,10 +24,14 @@ OUTCOMES = {
 }
 _BROKEN = {"duplicated": "{key} is there, and its event was published under {ids} ids", "lost": "{key} is there, and its event was lost",
            "stray": "an event was published for {key}, and there is no such order"}
+_OF_EVENTS = (steps.OUTBOX_ADD, steps.OUTBOX_MARK, steps.PUBLISH, steps.CONFIRM)
 
 
 class Production(Run):
-    """One run of producers, over. An order is a row of the ledger's effects; its event is the published message with the same effect key."""
+    """One run of producers, over. An order is a row of the ledger's effects; its event is the published message with the same effect key.
+
+    What an earlier run left in the ledger is judged here only where this run had to do with its event.
+    """
 
     STATUSES, SWEPT = OUTCOMES, ("orders", "events")
     role, ORDER = PRODUCER, "begun"
@@ -42,7 +46,7 @@ class Production(Run):
     def counts(self) -> dict[str, int]:
         """The numbers of this run: orders, events that the broker holds, ids that they have, and how many orders have each status."""
         effects, tally = self.facts.effects or {}, Counter(self.statuses.values())
-        return {"keys": len(self._keys), "orders": sum(rows > 0 for rows in effects.values()), "events": len(self.published),
+        return {"keys": len(self._keys), "orders": sum(effects.get(key, 0) > 0 for key in self._keys), "events": len(self.published),
                 "ids": len({event.message_id for event in self.published}), "outbox": sum(self.facts.outbox.values()),
                 **{status: tally[status] for status in OUTCOMES}}
 
@@ -74,16 +78,27 @@ class Production(Run):
 
     @cached_property
     def _keys(self) -> list[str]:
+        effects, left = self.facts.effects or {}, self.facts.outbox
         touched = [event.effect_key for event in (*self.events, *self.published) if event.effect_key]
-        return list(dict.fromkeys([*touched, *(self.facts.effects or {}), *self.facts.outbox]))
+        here = {event.effect_key for event in self.events if event.name in _OF_EVENTS}.union(self._all_ids, left)
+        earlier = {key for key, rows in self.facts.inherited.items() if rows == effects.get(key)} - here
+        return [key for key in dict.fromkeys([*touched, *effects, *left]) if key not in earlier]
 
     @cached_property
     def _in_doubt(self) -> set[str]:
         """The keys of events that a broker has in its socket and does not read: it may still take them."""
         return {event.effect_key for event in self.events if event.name == steps.CONFIRM and event.detail.get("outcome") == "blocked"}
 
+    @cached_property
+    def _all_ids(self) -> dict[str, list[str]]:
+        """Key -> the ids of its published events."""
+        found = defaultdict(list)
+        for event in self.published:
+            found[event.effect_key].append(event.message_id)
+        return found
+
     def _ids(self, key: str) -> list[str]:
-        return [event.message_id for event in self.published if event.effect_key == key]
+        return self._all_ids.get(key, [])
 
     def _outcome(self, key: str) -> str:
         if self.facts.effects is None or self.facts.where is None:

@@ -328,3 +328,20 @@ def test_a_confirm_of_one_message_keeps_what_is_still_to_be_told_of_others(lab):
         shop.publish(Message("a"), to="nowhere", confirm=False)
         print(shop.publish(Message("b")), shop.confirm(), shop.confirm())
     assert lab.produce(mixed).facts.printed == "confirmed {'message-for-a': 'returned'} {}\n"
+
+
+def test_a_run_that_goes_on_judges_what_it_did_itself(either):
+    def find_and_order(shop):
+        shop.ledger.find("order-1")
+        with shop.ledger.transaction():
+            shop.ledger.record("order-2")
+            shop.outbox.add(Message("order-2"))
+    before = either.produce(with_outbox, relay=publish_outbox)
+    after = either.produce(find_and_order, relay=publish_outbox, continue_from=before)
+    assert (after.verdict, after.statuses, *numbers(after, "keys", "orders")) == ("holds", {"order-2": "once"}, 1, 1)
+
+    def ship_once(delivery, shop):
+        shop.ledger.record_once(f"{delivery.message.effect_key}:shipped")
+        delivery.ack()
+    consumed = either.run(ship_once, before.published)
+    assert either.produce(with_outbox, relay=publish_outbox, continue_from=consumed).statuses == {ORDER: "once"}
