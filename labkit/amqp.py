@@ -136,14 +136,15 @@ class Channel:
             await self._calls.make(lambda done: self._pika.basic_cancel(frame.method.consumer_tag, callback=done))
         return set(found)
 
-    async def take_all(self, queue: str) -> list[Message]:
-        """Takes every message out of `queue`, to which nobody publishes any more, and returns them in their order."""
+    async def take_all(self, queue: str, on_message: Callable[[], None] = lambda: None) -> list[Message]:
+        """Takes every message out of `queue`, to which nobody publishes any more, and returns them in their order; on_message() at each."""
         found: list[Message] = []
         while True:                                   # asked of the queue itself, since its length is told late
             answer = await self._calls.make(lambda done: self._get(queue, done))
             if answer is None:
                 return found
             found.append(Message.from_any(*answer))
+            on_message()
 
     def _get(self, queue: str, done: Callable[[Any], None]) -> None:
         """Asks for one message: done((body, message id, correlation id)), or done(None) when there is none."""

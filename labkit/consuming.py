@@ -90,7 +90,7 @@ class Consuming(Supervisor):
             for position in found:
                 self.account.move(position, WAITING)
         if self._passed_on():
-            self._published = await self._channel.take_all(self._publisher.events)
+            await self._take_events(self._publisher.events)
         return self.account.where
 
     def _passed_on(self) -> bool:

@@ -113,7 +113,7 @@ class Producing(Supervisor):
             self._seat(seat)
 
     async def _find_the_rest(self) -> dict[int, str]:
-        self._published = await self._channel.take_all(self._events)
+        await self._take_events(self._events)
         return {}
 
     def _exceed(self, effect_key: str) -> None:

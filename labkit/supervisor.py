@@ -46,6 +46,7 @@ class Supervisor:
         self._dismissing = False
         self._deaths = 0
         self._ending = self._reason = self._stuck = ""
+        self._patience: asyncio.Timeout | None = None                         # how long the broker may take to tell what is left
         self._failure: LabError | None = None
 
     async def carry_out(self) -> Facts:
@@ -237,10 +238,16 @@ class Supervisor:
                 self._changed.clear()
                 await self._changed.wait()
 
+    async def _take_events(self, queue: str) -> None:
+        """Takes what was published out of its queue, however much it is, as long as the broker goes on answering."""
+        def answered() -> None:
+            self._patience.reschedule(asyncio.get_running_loop().time() + 3 * _FAREWELL_S)
+        self._published = await self._channel.take_all(queue, answered)
+
     async def _take_leave(self) -> dict[int, str] | None:
         """Returns where each copy is, or None when the broker cannot be asked."""
         try:
-            async with asyncio.timeout(3 * _FAREWELL_S):
+            async with asyncio.timeout(3 * _FAREWELL_S) as self._patience:
                 await self._dismiss()
                 if self._ending == "unreachable" or self._channel.blocked:
                     return None

@@ -4,7 +4,7 @@ from collections import Counter
 
 import pytest
 
-from labkit import HandlerError, Message, PlanError, Production, Run, crash, fail, hang, lose, publish_outbox, steps, topology
+from labkit import HandlerError, Message, PlanError, Production, Run, crash, fail, hang, lose, publish_outbox, steps, supervisor, topology
 from labkit.databases import SqlitePlace
 from labkit.sender import Sender
 
@@ -345,3 +345,12 @@ def test_a_run_that_goes_on_judges_what_it_did_itself(either):
         delivery.ack()
     consumed = either.run(ship_once, before.published)
     assert either.produce(with_outbox, relay=publish_outbox, continue_from=consumed).statuses == {ORDER: "once"}
+
+
+def test_so_many_events_that_counting_them_takes_long_are_counted(lab, monkeypatch):
+    def batch(shop):
+        for number in range(4000):
+            shop.publish(Message(f"order-{number}"), confirm=False)
+        shop.confirm()
+    monkeypatch.setattr(supervisor, "_FAREWELL_S", 0.2)
+    assert lab.produce(batch).counts["events"] == 4000
