@@ -21,6 +21,7 @@ from labkit.errors import PlanError
 from labkit.faults import crash
 from labkit.message import Message
 from labkit.palette import LOOKS
+from labkit.production import Production
 from labkit.result import Run
 from tests import tape
 from tests.tape import Produced, Tape
@@ -275,6 +276,12 @@ def test_a_confirm_that_was_dropped_says_nothing_about_the_ack_or_the_confirm_af
     assert [count(picture.figure.axes[0], gid) for gid in ("publish", "confirm", "ack", "broken arrow")] == [2, 1, 1, 1]
 
 
+def test_a_confirm_that_was_not_heard_after_one_that_was_dropped_is_unknown():
+    picture = Produced().order("order-1").publish_unheard("order-1").publish("order-1", "unknown").run("order-1").plot()
+    assert "publish; confirm, dropped; publish, same id; confirm, unknown. Verdict" in picture.alternative
+    assert [count(picture.figure.axes[0], gid) for gid in ("dropped", "mark unknown")] == [1, 1]
+
+
 @pytest.mark.parametrize("outcome, said", [("nacked", "publish; nacked"), ("returned", "publish; returned"), ("2 confirmed", "publish; confirm, 2 confirmed")])
 def test_what_the_broker_said_comes_down_whatever_it_is(outcome, said):
     picture = Produced().order("order-1").publish("order-1", outcome).run("order-1").plot()
@@ -319,12 +326,31 @@ def test_an_event_that_was_not_passed_on_waits_to_the_end_also_where_the_middle_
         line, = named(ax, "waiting")
         assert line.get_xdata()[1] > x_of(named(ax, "mark pending")[-1]) > line.get_xdata()[0] == x_of(named(ax, "effect")[0])
         assert "its event still waits in the outbox. Verdict" in picture.alternative
+    tape_ = Produced()
+    for _ in range(5):
+        tape_.publish("order-1")
+    tape_.order("order-1", outbox=True)
+    for _ in range(3):
+        tape_.publish("order-1")
+    ax = tape_.run("order-1").plot().figure.axes[0]
+    assert named(ax, "waiting")[0].get_xdata()[0] == round(named(ax, "gap")[0].get_position()[0], 9) and count(ax, "event") == 0
 
 
 def test_an_event_that_an_earlier_run_left_waits_from_the_start_and_one_that_was_undone_never():
     ax = Produced().pass_on("order-1").run("order-1").plot().figure.axes[0]
     assert named(ax, "waiting")[0].get_xdata()[0] < x_of(named(ax, "ledger.begin")[0])
+    undone = rolled_back().events
     assert count(rolled_back().plot().figure.axes[0], "waiting") == 0
+    for end in (undone, [*undone[:-3], undone[-1]], Produced().kill("hand").by("producer 1").events):      # with its rollback, without, and killed
+        started = end if end[0].name == "ledger.begin" else [*undone[:-3], *end]
+        run = Production([], [*started, *Produced().order("order-1").publish("order-1").events], Produced().run("order-1").facts)
+        assert count(run.plot().figure.axes[0], "waiting") == 0 and "ledger.commit: recorded; publish" in run.plot().alternative
+
+
+def test_a_relay_that_is_called_again_after_an_error_is_busy_twice():
+    tape_ = Produced().order("order-1", outbox=True).note("returned").by("relay 1").step("outbox.read", outcome="1 waiting")
+    ax = tape_.note("raised", error="ValueError: no", frames=[]).pass_on("order-1").run("order-1").plot().figure.axes[0]
+    assert count(ax, "busy") == 3
 
 
 def test_what_is_missing_in_the_end_has_its_mark_on_the_lane_where_it_is_missing():
@@ -333,7 +359,8 @@ def test_what_is_missing_in_the_end_has_its_mark_on_the_lane_where_it_is_missing
         ax = picture.figure.axes[0]
         mark = named(ax, f"mark {status}")[-1]
         assert mark.get_ydata()[0] == lanes_of(ax)[lane] and mark.get_mfc() == "none" and same_color(mark.get_color(), LOOKS[status].colour)
-        assert status in [text.get_text() for text in named(ax, "words")] and said in picture.alternative
+        word, = [text for text in named(ax, "words") if text.get_text() == status]
+        assert (word.get_position()[1] > lanes_of(ax)[lane]) == (lane == "broker") and said in picture.alternative
     assert not [gid for gid in ("mark lost", "mark stray") if count(tape.nothing().plot().figure.axes[0], gid)]
 
 
