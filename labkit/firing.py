@@ -12,8 +12,8 @@ from typing import Any
 
 import cloudpickle
 
-from labkit import relay
 from labkit.faults import Fault
+from labkit.relay import Relay
 from labkit.seat import Seat
 
 
@@ -23,7 +23,7 @@ class Firing:
     def __init__(self, planned: Sequence[Fault], note: Callable[..., None]):
         """note(name, lane, detail=…, **about) writes an event."""
         self.planned, self.fired = planned, [0] * len(planned)
-        self.relay: relay.Relay | None = None
+        self.relay: Relay | None = None
         self.choices: list[tuple[list[int], int]] = []                        # of turns, which only a stepped run has
         self._note, self._spent, self._passed = note, [0] * len(planned), Counter()
 
@@ -72,9 +72,9 @@ class Firing:
                 process.tell({"t": "answer", "do": "raise"}, cloudpickle.dumps(fault.error))
             case "lose":
                 about = seat.about
-                what, where = fault.what, (seat.asked["channel"], seat.asked["tag"]) if fault.what == relay.ACK else seat.asked["next"]
-                self.relay.on_drop = lambda: self._lost(index, what, about)
-                self.relay.arm(what, *where)
+                what, where = fault.what, seat.asked["where"]         # None where there is no connection: then nothing can be lost
+                if where:
+                    self.relay.arm(what, *where, lambda: self._lost(index, what, about))
                 process.tell({"t": "answer", "do": "lose"})
         seat.firing = None
         if fault.kind != "lose":                      # which the relay proves

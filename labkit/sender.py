@@ -15,6 +15,7 @@ from labkit.access import text
 from labkit.delivery import BROKEN
 from labkit.errors import HandlerError
 from labkit.message import Message, expect
+from labkit.topology import port_of
 
 CONFIRM_S = 10                                        # how long a confirm is waited for
 _MAX_NAME_BYTES = 255                                 # what AMQP gives to a queue's name
@@ -36,6 +37,7 @@ class Sender:
         self._returned: set[str] = set()
         self.sent = 0                                 # messages, on this channel
         self.passes = 0                               # of the step, ever
+        self.settle_next = False                      # the next message, or its confirm, is to be lost: nothing else with it
 
     def publish(self, message: Message, to: str | None = None, mandatory: bool = True) -> str:
         """Sends a message, persistent. Returns "sent", or "not sent"."""
@@ -48,6 +50,8 @@ class Sender:
         with self._step(steps.PUBLISH, message, **({"to": to} if to else {}), **({} if mandatory else {"mandatory": False})) as passage:
             passage.outcome = "not sent"
             self._outcomes[message.message_id] = "not sent"
+            if self.settle_next:
+                self._settle()
             if self._usable:
                 try:
                     self.sent += 1
@@ -56,21 +60,19 @@ class Sender:
                     self._channel.basic_publish("", to or self._queue, body, pika.BasicProperties(
                         content_type="application/json", delivery_mode=pika.DeliveryMode.Persistent, message_id=message.message_id,
                         correlation_id=message.correlation_id), mandatory=mandatory)
+                    if self.settle_next:
+                        self._settle()
                     if self._gate.watches(steps.PUBLISH, steps.AFTER):
                         self.fence()
                 except BROKEN:
                     self._lose()
+            self.settle_next = False
         return passage.outcome
 
     def confirm(self, message: Message | None = None) -> dict[str, str]:
         """Waits for the outcomes of all that was sent, and returns those that were not told yet: message id -> outcome; or this message's only."""
         with self._step(steps.CONFIRM, message) as passage:
-            end = time.monotonic() + CONFIRM_S
-            while self._pending and not self._blocked and (left := end - time.monotonic()) > 0:
-                try:
-                    self._connection.process_data_events(time_limit=left)
-                except BROKEN:
-                    self._lose()
+            self._settle()
             self._outcomes |= {sent.message_id: self._blocked or "unknown" for sent in self._pending.values()}
             self._pending.clear()
             self._returned.clear()                    # what comes later tells of no message that is still waited for
@@ -87,9 +89,9 @@ class Sender:
             self._channel.basic_qos(prefetch_count=0)
 
     @property
-    def next(self) -> tuple[int | None, int]:
-        """The channel's number, and the number that the next message has on it."""
-        return self._channel.channel_number if self._usable else None, self.sent + 1
+    def next(self) -> tuple[int, int, int] | None:
+        """The port of the connection, the channel's number, and the number that the next message has on it; None without a connection."""
+        return (port_of(self._connection), self._channel.channel_number, self.sent + 1) if self._usable else None
 
     def close(self) -> None:
         """Ends the connection, once the broker has handled what was sent; one that is blocked ends with the process."""
@@ -120,6 +122,15 @@ class Sender:
         self._connection.add_on_connection_blocked_callback(lambda *_: setattr(self, "_blocked", "blocked"))
         self._connection.add_on_connection_unblocked_callback(lambda *_: setattr(self, "_blocked", None))
         self.sent, self._blocked = 0, None
+
+    def _settle(self) -> None:
+        """Waits for the outcomes of all that was sent, as long as they may come."""
+        end = time.monotonic() + CONFIRM_S
+        while self._pending and not self._blocked and (left := end - time.monotonic()) > 0:
+            try:
+                self._connection.process_data_events(time_limit=left)
+            except BROKEN:
+                self._lose()
 
     def _lose(self) -> None:
         self._outcomes |= {message.message_id: "unknown" for message in self._pending.values()}

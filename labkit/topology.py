@@ -27,6 +27,14 @@ def connect(address: dict[str, Any], **overrides: Any) -> pika.BlockingConnectio
         raise pika.exceptions.AMQPConnectionError(repr(error)) from None
 
 
+def port_of(connection: pika.BlockingConnection) -> int | None:
+    """Returns the port that a connection comes from; None when it has ended."""
+    try:
+        return connection._impl._transport._sock.getsockname()[1]
+    except (AttributeError, OSError):
+        return None
+
+
 def work_queue(prefix: str, run: int) -> str:
     """Returns the name of a run's work queue."""
     return f"{prefix}.{run}.work"

@@ -31,7 +31,7 @@ from labkit.outbox import Outbox
 from labkit.sender import Sender
 from labkit.shop import Shop
 from labkit.status import Status
-from labkit.topology import connect
+from labkit.topology import connect, port_of
 from labkit.trace import Writer
 
 _LOOK_S = 0.02                                        # how long a relay waits that found nothing while producers are at work
@@ -249,10 +249,14 @@ class Worker:
     def _ask(self, name: str, phase: str, delivery: Delivery | None, detail: dict[str, Any]) -> None:
         if delivery:
             about = {"position": delivery.position, "message_id": delivery.message.message_id, "effect_key": delivery.message.effect_key,
-                     "attempt": delivery.attempt, "tag": delivery.tag, "channel": delivery.channel.channel_number}
+                     "attempt": delivery.attempt, "tag": delivery.tag}
         else:
             about = {"position": None, "message_id": detail.get("event_id"), "effect_key": detail.get("effect_key"), "attempt": None}
-        self._ear.tell(t="gate", step=name, phase=phase, **about, **({"next": self._sender.next} if name == steps.PUBLISH else {}))
+        if name == steps.PUBLISH:                     # where a relay finds it
+            about["where"] = self._sender.next
+        elif name == steps.ACK:
+            about["where"] = (port_of(self._connection), delivery.channel.channel_number, delivery.tag)
+        self._ear.tell(t="gate", step=name, phase=phase, **about)
         while True:
             answer, blob = self._ear.answers.get()
             match answer["do"]:
@@ -271,6 +275,8 @@ class Worker:
                 case "lose":
                     if name == steps.ACK:
                         delivery.fence_next = True
+                    else:
+                        self._sender.settle_next = True
                     return
 
     def _wake(self) -> None:

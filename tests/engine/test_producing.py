@@ -349,8 +349,30 @@ def test_a_run_that_goes_on_judges_what_it_did_itself(either):
 
 def test_so_many_events_that_counting_them_takes_long_are_counted(lab, monkeypatch):
     def batch(shop):
-        for number in range(4000):
+        for number in range(2000):
             shop.publish(Message(f"order-{number}"), confirm=False)
         shop.confirm()
     monkeypatch.setattr(supervisor, "_FAREWELL_S", 0.2)
-    assert lab.produce(batch).counts["events"] == 4000
+    assert lab.produce(batch).counts["events"] == 2000
+
+
+def test_what_is_lost_in_a_batch_is_that_message_alone(lab):
+    def batch(shop):
+        for number in range(10):
+            shop.ledger.record(f"order-{number}")
+            shop.publish(Message(f"order-{number}"), confirm=False)
+        print(Counter(shop.confirm().values()))
+    for fault, events in ((lose.confirm(message="message-for-order-5"), 10), (lose.publish(message="message-for-order-5"), 9)):
+        run = lab.produce(batch, faults=[fault])
+        assert (run.facts.fired, run.facts.printed, run.counts["once"]) == ([1], "Counter({'confirmed': 9, 'unknown': 1})\n", events)
+
+
+def test_two_producers_lose_each_its_own(lab):
+    def many(shop):
+        for number in range(20):
+            shop.publish(Message(f"order-{os.getpid()}-{number}"))
+    for kind, what in ((lose.confirm, "confirm"), (lose.publish, "publish")):
+        run = lab.produce(many, producers=2, faults=[kind(worker="producer 1"), kind(worker="producer 2")])
+        dropped = {event.effect_key for event in run.events if event.name == f"{what}.dropped"}
+        unknown = {event.effect_key for event in run.events if event.detail.get("outcome") == "unknown"}
+        assert (run.facts.fired, len(dropped)) == ([1, 1], 2) and dropped == unknown
