@@ -117,9 +117,9 @@ class Worker:
         self._open_channel()
 
     def _dial(self) -> pika.BlockingConnection:
-        before = set(os.listdir("/dev/fd"))
+        before = _descriptors()
         connection = connect(self._address)
-        self._private_fds |= {int(fd) for fd in set(os.listdir("/dev/fd")) - before}
+        self._private_fds |= _descriptors() - before
         return connection
 
     def _open_channel(self) -> None:
@@ -175,7 +175,7 @@ class Worker:
 
     def _call(self) -> None:
         try:
-            self._handler(self._shop)
+            self._enter(self._shop)
             self._leave_nothing_open()
             self._gate.note("returned", None)
         except BaseException as error:
@@ -203,11 +203,7 @@ class Worker:
                 return
             if unreadable:
                 raise unreadable
-            try:
-                self._handler(delivery, self._shop)
-            finally:
-                if self._is_copy:                     # a child that the handler forked came back from it, as no worker
-                    os._exit(0)
+            self._enter(delivery, self._shop)
             self._leave_nothing_open()
             self._gate.note("returned", delivery)
         except BaseException as error:
@@ -218,6 +214,13 @@ class Worker:
         finally:
             self._current = None
             self._left_open |= not delivery.settled
+
+    def _enter(self, *arguments: Any) -> None:
+        try:
+            self._handler(*arguments)
+        finally:
+            if self._is_copy:                         # a child that was forked inside came back, as no worker
+                os._exit(0)
 
     def _fail(self, error: BaseException) -> None:
         """Notes what was raised, and undoes what was begun. SystemExit and KeyboardInterrupt end the process."""
@@ -237,7 +240,8 @@ class Worker:
         return not self._left_open and not self._inbox and not leavings.anything_since(self._before)
 
     def _fence_and_leave(self, code: object = 0) -> None:
-        """Ends the process once the broker has handled the acks that were sent; the broker takes back what was not."""
+        """Ends the process once the broker has handled the acks and the messages that were sent; the broker takes back what was not."""
+        self._sender.close()
         try:
             if self._channel.is_open:
                 self._channel.basic_qos(prefetch_count=0)
@@ -289,6 +293,12 @@ class Worker:
         """In a child that the handler forks: writes no trace, and keeps nothing that would hold this worker's connection open."""
         self._is_copy, self._gate.write = True, lambda *_: None
         nowhere = os.open(os.devnull, os.O_RDWR)
-        for fd in {*self._private_fds, *filter(None, [self._access.fileno()])} if self._access else self._private_fds:
+        fds = {*self._private_fds, *filter(None, [self._access and self._access.fileno()])}
+        for fd in fds - {nowhere}:                    # of a connection that has ended since
             os.dup2(nowhere, fd, inheritable=False)
         os.close(nowhere)
+
+
+def _descriptors() -> set[int]:
+    """Returns the open descriptors, without that of the listing itself."""
+    return {int(fd) for fd in os.listdir("/dev/fd") if os.path.lexists(f"/dev/fd/{fd}")}

@@ -376,3 +376,37 @@ def test_two_producers_lose_each_its_own(lab):
         dropped = {event.effect_key for event in run.events if event.name == f"{what}.dropped"}
         unknown = {event.effect_key for event in run.events if event.detail.get("outcome") == "unknown"}
         assert (run.facts.fired, len(dropped)) == ([1, 1], 2) and dropped == unknown
+
+
+def test_a_child_that_a_producer_or_a_relay_forks_comes_back_as_nobody(either):
+    def forks(shop):
+        shop.publish(Message("order-1"))
+        with shop.ledger.transaction():
+            shop.ledger.record("order-1")
+            child = os.fork()
+            if child == 0:
+                raise ValueError("in the child")
+            os.waitpid(child, 0)
+    run = either.produce(forks)
+    assert (run.verdict, run.statuses, run.facts.printed, run.facts.errors) == ("holds", {ORDER: "once"}, "", [])
+
+
+@pytest.mark.parametrize("body", [b"\xff", b"{}", b'{"effect_key": "%s"}' % (b"x" * 256), b'{"effect_key": "order-1", "payload": {"sum": NaN}}'])
+def test_what_is_no_message_is_an_unreadable_stray(lab, tmp_path, body):
+    address = topology.wire(lab.broker.address)
+
+    def foreign(shop):
+        shop.publish(Message("order-0"))
+        with topology.connect(address) as connection:
+            connection.channel().basic_publish("", shop._sender._queue, body)
+    run = lab.produce(foreign)
+    assert run.statuses == {"order-0": "stray", "(unreadable)": "stray"} == Run.load(run.save(tmp_path / "run")).statuses
+
+
+def test_what_was_sent_before_a_producer_ends_itself_is_there(lab):
+    def leaves(shop):
+        for number in range(100):
+            shop.publish(Message(f"order-{number}"), confirm=False)
+        raise SystemExit
+    run = lab.produce(leaves)
+    assert (run.counts["events"], run.facts.errors) == (100, ["SystemExit:  (in leaves: `raise SystemExit`)", "producer 1 ended by itself, with status 0"])
