@@ -82,11 +82,11 @@ class Message:
 
     @classmethod
     def from_any(cls, body: bytes, message_id: str | None, correlation_id: str | None) -> "Message":
-        """Reads a delivered body, and takes one that is not the JSON of a message for "(unreadable)"."""
+        """Reads a delivered body, and takes one that is not the JSON of a message, or that none could be sent with, for "(unreadable)"."""
         try:
-            return cls.from_wire(body, message_id, correlation_id)
-        except Unreadable:
-            return cls(UNREADABLE, message_id or "")
+            return cls(**cls.from_wire(body, message_id, correlation_id).as_dict())
+        except (ValueError, PlanError):
+            return cls(UNREADABLE, message_id if isinstance(message_id, str) else "")
 
     def as_dict(self) -> dict[str, Any]:
         """Returns all fields, for a saved run."""
