@@ -13,6 +13,7 @@ from collections.abc import Callable
 _FRAME = struct.Struct(">BHI")                        # type, channel, payload size; an end byte follows the payload
 _METHOD, _BASIC_ACK, _BASIC_PUBLISH = 1, bytes((0, 60, 0, 80)), bytes((0, 60, 0, 40))
 _TAG = struct.Struct(">QB")                           # delivery tag, multiple
+_BODY_SIZE = struct.Struct(">4xQ")                    # in the header of a message, behind its class and weight
 _PROTOCOL_HEADER = 8
 ACK, PUBLISH, CONFIRM = "ack", "publish", "confirm"   # an ack and a confirm are one method, by who sends it
 
@@ -78,6 +79,8 @@ class Relay:
                 if on_drop := self._take_armed(what, port, channel, tag, multiple):
                     method = f"publish, channel {channel}, number {tag}" if what == PUBLISH else f"ack, channel {channel}, tag {tag}"
                     self.log.append(f"dropped: basic.{method}; connection cut")
+                    if what == PUBLISH:
+                        await self._swallow(source)
                     asyncio.get_running_loop().call_soon(on_drop)            # whose errors are not the stream's
                     return
                 target.write(head + payload)
@@ -91,3 +94,11 @@ class Relay:
             return None
         del self._armed[port, channel]
         return on_drop
+
+    async def _swallow(self, source: asyncio.StreamReader) -> None:
+        """Reads the rest of a message, so that it has left the worker when the connection is cut."""
+        left = None
+        while left is None or left > 0:
+            _, _, size = _FRAME.unpack(await source.readexactly(_FRAME.size))
+            payload = await source.readexactly(size + 1)
+            left = _BODY_SIZE.unpack_from(payload)[0] if left is None else left - size

@@ -84,9 +84,12 @@ class Sender:
         return outcomes
 
     def fence(self) -> None:
-        """Makes a round trip, if there is a connection: the broker has then handled everything sent before. Raises pika's errors."""
-        if self._usable and not self._blocked:
-            self._channel.basic_qos(prefetch_count=0)
+        """Waits until the broker has everything that was sent, if there is a connection.
+
+        A round trip would not do: a quorum queue that is new may still have to be told of the message when the channel ends.
+        """
+        if self._usable:
+            self._settle()
 
     @property
     def next(self) -> tuple[int, int, int] | None:
