@@ -97,9 +97,9 @@ def _keep_what_varies(before: nbformat.NotebookNode, after: nbformat.NotebookNod
 
 
 def _words(cell: nbformat.NotebookNode) -> str:
-    """What the outputs of a code cell say, without digits."""
+    """What the outputs of a code cell say, without digits, and without the spaces that make room for them."""
     said = "".join(output.get("text") or output.get("data", {}).get("text/plain", "") for output in cell.outputs)
-    return re.sub(r"\d", "", said)
+    return re.sub(r"[\d ]+", " ", said)
 
 
 def _outputs(outputs: list, count: int | None) -> list:
