@@ -41,7 +41,7 @@ def main(database: str, lab: Lab) -> None:
         whole = lab.produce(producer, relay=relay, deadline_s=60)
         assert whole.counts["orders"] == whole.counts["events"] == ORDERS, whole
         took_s = (whole.events[-1].at_ms - whole.events[0].at_ms) / 1000
-        cut = lab.produce(producer, relay=relay, deadline_s=60, faults=[lose.confirm(message=str(ORDERS // 2))])
+        cut = lab.produce(producer, relay=relay, deadline_s=60, faults=[lose.publish(message=str(ORDERS // 2))])
         assert cut.facts.fired == [1], cut
         unknown = sum(event.name == "confirm" and "unknown" in str(event.detail.get("outcome")) for event in cut.events)
         print(f"    {producer.__name__:20}{ORDERS / took_s:6.0f}/s; connection cut: {cut.counts['lost']:3} lost, {cut.counts['repeated']:3} repeated, "
