@@ -6,7 +6,7 @@ import pytest
 from tests import postgres
 from tests.postgres import pytest_collection_finish, pytest_unconfigure  # noqa: F401
 from tests.servers import (  # noqa: F401
-    broker, pytest_configure, pytest_generate_tests, pytest_runtest_makereport, pytest_sessionfinish, pytest_terminal_summary, server)
+    broker, pytest_collection_modifyitems, pytest_configure, pytest_generate_tests, pytest_runtest_makereport, pytest_sessionfinish, pytest_terminal_summary, server)
 
 signal.signal(signal.SIGINT, signal.default_int_handler)                      # which a shell has its background jobs ignore
 

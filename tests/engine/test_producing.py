@@ -1,48 +1,13 @@
 """Producers: what is ordered, what is published, and what a relay makes of the outbox, at every crash point."""
-import os
-from collections import Counter
-
 import pytest
 
 from labkit import HandlerError, Message, PlanError, Production, Run, crash, fail, hang, lose, publish_outbox, steps, supervisor, topology
-from labkit.databases import SqlitePlace
 from labkit.sender import Sender
-
-ORDER = "order-1"
-
-
-def commit_first(shop):
-    with shop.ledger.transaction():
-        shop.ledger.record("order-1")
-    print(shop.publish(Message("order-1")))
-
-
-def publish_first(shop):
-    shop.publish(Message("order-1"))
-    with shop.ledger.transaction():
-        shop.ledger.record("order-1")
-
-
-def with_outbox(shop):
-    with shop.ledger.transaction():
-        shop.ledger.record("order-1")
-        shop.outbox.add(Message("order-1"))
-
-
-def three_orders(shop):
-    for number in (1, 2, 3):
-        with shop.ledger.transaction():
-            shop.ledger.record(f"order-{number}")
-            shop.outbox.add(Message(f"order-{number}"))
+from tests.engine.producers import ORDER, commit_first, three_orders, with_outbox
 
 
 def numbers(run, *names):
     return tuple(run.counts[name] for name in names)
-
-
-def ends(sweep):
-    """Status -> crash points that end with it, where there are some."""
-    return {status: number for status, number in sweep.counts.items() if number}
 
 
 def test_a_producer_without_a_fault_has_its_order_and_its_event(either):
@@ -51,34 +16,6 @@ def test_a_producer_without_a_fault_has_its_order_and_its_event(either):
     assert numbers(run, "keys", "orders", "events", "ids", "once") == (1, 1, 1, 1, 1)
     assert [event.effect_key for event in run.published] == [ORDER]
     assert run.facts.printed == "confirmed\n"
-
-
-def test_a_dual_write_loses_the_event_or_the_order_whichever_comes_second(either):
-    lost = either.sweep(commit_first)
-    assert (lost.verdict, ends(lost)) == ("broken", {"nothing": 5, "lost": 2, "once": 3})
-    assert [row.point for row in lost.rows if row.status == "lost"] == ["after ledger.commit", "before publish"]
-    assert lost.why == "after ledger.commit: order-1 is there, and its event was lost (2 of 10 crash points are broken)"
-    stray = either.sweep(publish_first)
-    assert (stray.verdict, ends(stray)) == ("broken", {"nothing": 1, "stray": 8, "once": 1})
-
-
-def test_no_crash_point_of_the_outbox_loses_an_event_and_none_makes_one_without_an_order(either):
-    sweep = either.sweep(with_outbox, relay=publish_outbox)
-    assert (sweep.verdict, ends(sweep)) == ("holds", {"nothing": 7, "once": 7, "repeated": 6})
-    assert sweep.why == "at each of 20 crash points, every order has its event"
-    assert all(row.run.facts.fired == [1] and row.run.counts["ids"] == row.run.counts["orders"] for row in sweep.rows[1:])
-    assert [row.point for row in sweep.rows if row.status == "repeated"][0] == "relay after publish"
-    assert max(row.run.counts["events"] for row in sweep.rows) == 2
-
-
-def test_what_is_published_twice_is_one_effect_of_a_consumer_with_a_ledger(either):
-    def ship_once(delivery, shop):
-        shop.ledger.record_once(delivery.message.effect_key)
-        delivery.ack()
-    produced = either.produce(with_outbox, relay=publish_outbox, faults=[crash.after("confirm", worker="relay")])
-    assert produced.counts["events"] == 2
-    run = either.run(ship_once, produced.published)
-    assert (run.verdict, run.counts["published"], run.counts["effects"]) == ("holds", 2, 1)
 
 
 def test_a_confirm_that_is_lost_leaves_its_outcome_unknown_and_the_event_at_the_broker(either):
@@ -135,52 +72,11 @@ def test_a_batch_is_confirmed_together_and_in_its_order(lab):
     assert [event.effect_key for event in run.published] == [f"order-{number}" for number in range(300)]
 
 
-def test_two_relays_of_which_one_dies_lose_nothing_and_keep_the_order(either):
-    for step in ("publish", "confirm", "outbox.mark", "ledger.commit"):
-        run = either.produce(three_orders, relay=publish_outbox, relays=2, faults=[crash.after(step, worker="relay")])
-        first_seen = list(dict.fromkeys(event.effect_key for event in run.published))
-        assert (run.verdict, first_seen, run.facts.fired) == ("holds", ["order-1", "order-2", "order-3"], [1])
-        assert max(Counter(event.message_id for event in run.published).values()) <= 2
-
-
 def test_relays_beside_their_producers_find_what_comes(either):
     run = either.produce(three_orders, relay=publish_outbox, relays=2, relay_starts="beside", faults=[hang.at("ledger.begin", nth=3, worker="producer", seconds=0.2)])
     assert (run.verdict, run.counts["once"] + run.counts["repeated"], run.facts.fired) == ("holds", 3, [1])
     first = next(event.at_ms for event in run.events if event.name == "publish")
     assert first < next(event.at_ms for event in run.events if event.name == "continued")
-
-
-def two_producers(shop):
-    with shop.ledger.transaction():
-        shop.ledger.record(f"order-{os.getpid()}")
-        shop.outbox.add(Message(f"order-{os.getpid()}"))
-
-
-def by_last_id(shop):
-    """A relay that remembers how far it came, and marks nothing."""
-    shop.ledger.execute("CREATE TABLE IF NOT EXISTS progress (last INTEGER)")
-    last, = shop.ledger.execute("SELECT coalesce(max(last), 0) FROM progress")[0]
-    for number, key, message_id in shop.ledger.execute("SELECT id, effect_key, message_id FROM outbox WHERE id > ? ORDER BY id", (last,)):
-        shop.publish(Message(key, message_id))
-        shop.ledger.execute("INSERT INTO progress (last) VALUES (?)", (number,))
-
-
-def late_commit(lab, relay):
-    """Returns a run in which the event with the lower id became durable last, while a relay was at work; two producers get there in some tries."""
-    for _ in range(20):
-        run = lab.produce(two_producers, relay=relay, producers=2, relay_starts="beside", faults=[hang.at("ledger.commit", worker="producer", seconds=0.3)])
-        late = next(event.lane for event in run.events if event.name == "stopped")
-        late_key = next(event.effect_key for event in run.events if event.lane == late and event.name == "outbox.add")
-        if run.query("SELECT effect_key FROM outbox ORDER BY id")[0] == (late_key,):
-            assert run.facts.fired == [1]
-            return run
-
-
-def test_a_row_that_commits_late_is_skipped_by_a_last_id_and_not_by_a_mark(either):
-    one_writer = isinstance(either.produce(commit_first).ledger, SqlitePlace)             # whose ids come in the order of the commits
-    assert numbers(late_commit(either, by_last_id), "orders", "events") == (2, 2 if one_writer else 1)
-    marked = late_commit(either, publish_outbox)
-    assert (marked.verdict, *numbers(marked, "orders", "ids")) == ("holds", 2, 2)
 
 
 def test_what_a_producer_commits_last_is_seen_by_a_relay_that_has_just_looked(either):
