@@ -104,12 +104,12 @@ def _in_order(found: list[tuple[Event, int | None]]) -> list[tuple[Event, int | 
     ordered = list(found)
     for pair in found:
         event = pair[0]
-        if event.name not in ("dead-lettered", "ack.dropped", "confirm.dropped"):
+        if event.name not in ("dead-lettered", "ack.dropped", "publish.dropped", "confirm.dropped"):
             continue
         ordered.remove(pair)
         place = next((at for at, (other, _) in enumerate(ordered) if other.at_ms > event.at_ms), len(ordered))
-        if event.name == "confirm.dropped":
-            ordered.insert(_before_its_confirm(ordered, event, place), pair)
+        if event.name in ("publish.dropped", "confirm.dropped"):
+            ordered.insert(_before_its_end(ordered, event, place), pair)
             continue
         received = [at for at, (other, _) in enumerate(ordered) if other.name == steps.RECEIVE and other.position == event.position
                     and other.at_ms <= event.at_ms]
@@ -121,12 +121,12 @@ def _in_order(found: list[tuple[Event, int | None]]) -> list[tuple[Event, int | 
     return ordered
 
 
-def _before_its_confirm(ordered: list[tuple[Event, int | None]], dropped: Event, place: int) -> int:
-    """Returns where the end of the wait for a confirm is that never came, or `place` when nobody waited for it."""
-    sent = [(at, event.lane) for at, (event, _) in enumerate(ordered) if event.name == steps.PUBLISH and event.message_id == dropped.message_id
-            and event.at_ms <= dropped.at_ms]
+def _before_its_end(ordered: list[tuple[Event, int | None]], dropped: Event, place: int) -> int:
+    """Returns where the publish ends that was dropped, or the wait for the confirm that was; or `place` when it never did."""
+    sent = [(at, event.lane) for at, (event, _) in enumerate(ordered) if (event.name, event.phase, event.message_id) ==
+            (steps.PUBLISH, steps.BEFORE, dropped.message_id) and event.at_ms <= dropped.at_ms]
     return next((at for at, (event, _) in enumerate(ordered) if sent and at > sent[-1][0] and event.lane == sent[-1][1]
-                 and event.name == steps.CONFIRM and event.phase != steps.BEFORE), place)
+                 and f"{event.name}.dropped" == dropped.name and event.phase != steps.BEFORE), place)
 
 
 def _entries(found: list[tuple[Event, int | None]], key: str) -> Iterator[Entry]:

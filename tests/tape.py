@@ -113,6 +113,11 @@ class Produced:
         self.send(key).reach("confirm", key).told("confirm.dropped", key, relay="dropped: basic.ack, channel 1, tag 1; connection cut")
         return self._add(self._lane, "confirm", "after", key, outcome="unknown")
 
+    def publish_dropped(self, key, outcome="sent"):
+        """The event is dropped on its way to the broker."""
+        self.reach("publish", key).told("publish.dropped", key, relay="dropped: basic.publish, channel 1, number 1; connection cut")
+        return self._add(self._lane, "publish", "after", key, outcome=outcome).step("confirm", key, "unknown")
+
     def pass_on(self, *keys, waiting=None):
         """One pass of a relay."""
         self.by("relay 1").step("ledger.begin").step("outbox.read", outcome=f"{waiting or len(keys)} waiting")

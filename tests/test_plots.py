@@ -21,7 +21,6 @@ from labkit.errors import PlanError
 from labkit.faults import crash
 from labkit.message import Message
 from labkit.palette import LOOKS
-from labkit.production import Production
 from labkit.result import Run
 from tests import tape
 from tests.tape import Produced, Tape
@@ -83,7 +82,7 @@ PICTURES = {
     "committed first": lambda: tape.committed_first().plot(), "event lost": lambda: tape.event_lost().plot(), "stray": lambda: tape.stray().plot(),
     "nothing": lambda: tape.nothing().plot(), "confirm dropped": lambda: tape.confirm_dropped().plot(), "passed on": lambda: tape.passed_on().plot(),
     "repeated": lambda: tape.repeated().plot(), "in the outbox": lambda: tape.left_in_the_outbox().plot(), "rolled back": lambda: rolled_back().plot(),
-    "in vain": lambda: in_vain().plot(), "a handler that publishes": lambda: publishing_handler().plot(), "no order": lambda: Produced().run().plot(),
+    "in vain": lambda: in_vain().plot(), "publish dropped": lambda: publish_dropped().plot(), "a handler that publishes": lambda: publishing_handler().plot(), "no order": lambda: Produced().run().plot(),
     "orders": lambda: tape.many_orders().plot(), "sweep with an outbox": lambda: tape.of_outbox().plot(),
     "sweeps of producers": lambda: tape.of_commit_first().plot(tape.of_outbox()),
     "retention of twelve": lambda: plots.retention([kept(limit, limit, max(0, 8 - limit)) for limit in range(1, 13)]),
@@ -102,6 +101,10 @@ def orders(number, lost=(), repeated=()):
 def rolled_back():
     tape_ = Produced().step("ledger.begin").step("ledger.record", "order-1").step("outbox.add", "order-1", "added").step("ledger.rollback")
     return tape_.note("raised", error="ValueError: no stock", frames=[]).run()
+
+
+def publish_dropped():
+    return Produced().order("order-1").publish_dropped("order-1").publish("order-1").run("order-1")
 
 
 def in_vain():
@@ -282,6 +285,19 @@ def test_a_confirm_that_was_not_heard_after_one_that_was_dropped_is_unknown():
     assert [count(picture.figure.axes[0], gid) for gid in ("dropped", "mark unknown")] == [1, 1]
 
 
+@pytest.mark.parametrize("outcome", ["sent", "not sent"])
+def test_a_publish_that_was_dropped_breaks_near_the_broker_and_nothing_comes_back(outcome):
+    run = Produced().order("order-1").publish_dropped("order-1", outcome).publish("order-1", "unknown").run("order-1")
+    picture = run.plot()
+    ax = picture.figure.axes[0]
+    first, second = sorted(named(ax, "broken arrow"), key=x_of)                # the second confirm may have been on its way
+    lanes = lanes_of(ax)
+    assert min(first.get_ydata()) == lanes["producer 1"] and max(first.get_ydata()) < named(ax, "dropped")[0].get_ydata()[0] < lanes["broker"]
+    assert max(second.get_ydata()) == lanes["broker"] and count(ax, "publish") == 1
+    assert named(ax, "confirm")[0].get_ydata()[0] == lanes["producer 1"]
+    assert "publish, dropped; confirm, unknown; publish, same id; confirm, unknown. Verdict" in picture.alternative
+
+
 @pytest.mark.parametrize("outcome, said", [("nacked", "publish; nacked"), ("returned", "publish; returned"), ("2 confirmed", "publish; confirm, 2 confirmed")])
 def test_what_the_broker_said_comes_down_whatever_it_is(outcome, said):
     picture = Produced().order("order-1").publish("order-1", outcome).run("order-1").plot()
@@ -339,12 +355,12 @@ def test_an_event_that_was_not_passed_on_waits_to_the_end_also_where_the_middle_
 def test_an_event_that_an_earlier_run_left_waits_from_the_start_and_one_that_was_undone_never():
     ax = Produced().pass_on("order-1").run("order-1").plot().figure.axes[0]
     assert named(ax, "waiting")[0].get_xdata()[0] < x_of(named(ax, "ledger.begin")[0])
-    undone = rolled_back().events
     assert count(rolled_back().plot().figure.axes[0], "waiting") == 0
-    for end in (undone, [*undone[:-3], undone[-1]], Produced().kill("hand").by("producer 1").events):      # with its rollback, without, and killed
-        started = end if end[0].name == "ledger.begin" else [*undone[:-3], *end]
-        run = Production([], [*started, *Produced().order("order-1").publish("order-1").events], Produced().run("order-1").facts)
-        assert count(run.plot().figure.axes[0], "waiting") == 0 and "ledger.commit: recorded; publish" in run.plot().alternative
+    for undo in (lambda tape_: tape_.step("ledger.rollback"), lambda tape_: tape_.note("raised", error="ValueError: no", frames=[]), lambda tape_: tape_.kill("hand")):
+        tape_ = Produced().step("ledger.begin").step("ledger.record", "order-1").step("outbox.add", "order-1", "added")
+        undo(tape_)
+        picture = tape_.order("order-1").publish("order-1").run("order-1").plot()
+        assert count(picture.figure.axes[0], "waiting") == 0 and "ledger.commit: recorded; publish" in picture.alternative
 
 
 def test_a_relay_that_is_called_again_after_an_error_is_busy_twice():

@@ -136,12 +136,24 @@ def test_the_confirm_of_all_that_was_sent_belongs_to_each_event_of_it():
 
 @pytest.mark.parametrize("heard", ["in time", "early", "late"])
 def test_a_dropped_confirm_stands_before_the_end_of_the_wait_for_it_whenever_it_was_heard_of(heard):
-    run = tape.confirm_dropped()
+    run = heard_of("confirm.dropped", tape.confirm_dropped(), {"in time": 0, "early": -2, "late": 2}[heard])
+    assert told(run)[-5:] == [("publish", "sent"), ("confirm", "reached"), ("confirm.dropped", ""), ("confirm", "unknown"), ("returned", "")]
+
+
+@pytest.mark.parametrize("later", range(4))
+def test_a_dropped_publish_stands_before_its_end_whenever_it_was_heard_of(later):
+    run = heard_of("publish.dropped", Produced().order("order-1").publish_dropped("order-1").publish("order-1").run("order-1"), later)
+    assert told(run)[-6:] == [("publish", "reached"), ("publish.dropped", ""), ("publish", "sent"), ("confirm", "unknown"),
+                              ("publish", "sent"), ("confirm", "confirmed")]
+
+
+def heard_of(name, run, later):
+    """Moves what was heard of so many events later."""
     events = run.events
-    dropped = next(event for event in events if event.name == "confirm.dropped")
-    at = {"in time": events.index(dropped), "early": events.index(dropped) - 2, "late": len(events) - 1}[heard]
+    dropped = next(event for event in events if event.name == name)
+    at = events.index(dropped) + later
     events.remove(dropped)
     events.insert(at, dropped)
     for number, event in enumerate(events):
         object.__setattr__(event, "at_ms", float(number))
-    assert told(run)[-5:] == [("publish", "sent"), ("confirm", "reached"), ("confirm.dropped", ""), ("confirm", "unknown"), ("returned", "")]
+    return run

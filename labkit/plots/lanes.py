@@ -114,8 +114,7 @@ class _Drawing:
         else:
             self._break(x, start, self._near_broker(moment), moment.dropped)
 
-    def _publish(self, x: float, moment: Moment) -> None:
-        self._arrow(x, self.y[moment.lane], self.y[_BROKER], gid=moment.step)
+    _publish = _answer
 
     def _confirm(self, x: float, moment: Moment) -> None:
         if moment.arrived:

@@ -58,7 +58,8 @@ class _Reading:
         self._handlings = self._effects = 0
         self._reached: dict[str, str] = {}            # lane -> a step that was reached and not done
         self._last: dict[str, str] = {}               # lane -> the step done last
-        self._dropped: set[str] = set()               # "ack" or "confirm", until who waits for it is heard of
+        self._dropped: set[str] = set()               # "ack", "publish" or "confirm", until who sent it or waits for it is heard of
+        self._unheard: set[str] = set()               # lanes whose last publish was dropped, so that the broker has nothing to confirm
         for at, entry in enumerate(trail.entries):
             self._take(entry, trail.entries[at + 1:])
         if missing := trail.run.missing(trail.effect_key):
@@ -79,7 +80,7 @@ class _Reading:
         if _alone(lane) and lane not in self._handling:
             self._handlings += 1
             self._handling[lane] = self._handlings
-        if name in ("ack.dropped", "confirm.dropped"):
+        if name in ("ack.dropped", "publish.dropped", "confirm.dropped"):
             self._dropped.add(name.split(".")[0])
         elif name == "returned":
             self._handling.pop(lane, None)
@@ -120,21 +121,24 @@ class _Reading:
         self._dropped.discard(name)
 
     def _publish(self, entry: Entry) -> None:
-        detail = entry.event.detail
-        if entry.event.phase == steps.FAILED or detail.get("outcome") == "not sent":
+        detail, dropped = entry.event.detail, "publish" in self._dropped
+        self._dropped.discard("publish")
+        (self._unheard.add if dropped else self._unheard.discard)(entry.event.lane)
+        if entry.event.phase == steps.FAILED or detail.get("outcome") == "not sent" and not dropped:
             why = detail.get("outcome", "failed")
             self._add("note", entry, ["publish", why], f"publish, {why}", done=False)
             return
         ids = self._ids.setdefault(detail.get("effect_key"), set())
         extra = ["same id" if detail.get("event_id") in ids else "another id"] if ids else []
+        extra += ["dropped"] * dropped
         ids.add(detail.get("event_id"))
-        self._add("publish", entry, ["publish", *extra], ", ".join(["publish", *extra]))
+        self._add("publish", entry, ["publish", *extra], ", ".join(["publish", *extra]), arrived=not dropped, dropped=dropped)
 
     def _confirm(self, entry: Entry) -> None:
         outcome = "failed" if entry.event.phase == steps.FAILED else entry.event.detail.get("outcome") or "nothing sent"
         dropped, missed = "confirm" in self._dropped, "unknown" in outcome or "blocked" in outcome
         words = outcome.replace("unknown", "dropped" if dropped else "unknown").split(", ")
-        if not missed and not any(word in outcome for word in ("confirmed", "nacked", "returned")):
+        if missed and entry.event.lane in self._unheard or not missed and not any(word in outcome for word in ("confirmed", "nacked", "returned")):
             self._add("note", entry, ["confirm", *words], f"confirm, {outcome}", done=False)
         elif words[0] in ("confirmed", "nacked", "returned"):
             self._add("confirm", entry, words, outcome)
