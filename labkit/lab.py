@@ -113,7 +113,8 @@ class Lab:
             if depth > 1:
                 for step, role in _steps_of(rows[-1].run, attempt=2):
                     if (step, role) not in known:
-                        for second in (crash.before(step, attempt=2), crash.after(step, attempt=2)):
+                        attempt = 1 if messages is None else 2                # a producer has no deliveries
+                        for second in (crash.before(step, attempt=attempt, worker=role), crash.after(step, attempt=attempt, worker=role)):
                             rows.append(SweepRow((first, second), run(first, second)))
         return Sweep(ship.name_of(handler), rows)
 
@@ -243,8 +244,9 @@ class Lab:
 def _check(verb: str, given: dict[str, Any], **planned: str) -> None:
     """Raises PlanError for an argument that `verb` does not take; `planned` tells which of those of `run` these are, and why."""
     for name in given:
-        known = dict.fromkeys(argument for method in (getattr(Lab, verb), Lab.run) for argument, parameter in inspect.signature(method).parameters.items()
-                              if parameter.kind != parameter.VAR_KEYWORD and argument not in ("self", "handler", "message", "messages", *planned))
+        methods = (getattr(Lab, verb), Lab.run) if verb != "produce" else (Lab.produce,)
+        known = dict.fromkeys(argument for method in methods for argument, parameter in inspect.signature(method).parameters.items()
+                              if parameter.kind != parameter.VAR_KEYWORD and argument not in ("self", "handler", "producer", "message", "messages", *planned))
         if name not in known:
             near = difflib.get_close_matches(name, known, 1)
             raise PlanError(f"lab.{verb} has no argument {name!r}.", planned.get(name) or (f"perhaps {near[0]!r} is meant" if near else "a misspelt name"),

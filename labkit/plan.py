@@ -6,7 +6,7 @@ from typing import Any
 
 from labkit import ship
 from labkit.errors import PlanError
-from labkit.faults import Fault
+from labkit.faults import WORKER, Fault
 from labkit.ledger import count_effects
 from labkit.message import Message
 from labkit.result import Run
@@ -45,12 +45,12 @@ class Plan:
 
     def __post_init__(self):
         object.__setattr__(self, "messages", many("messages", self.messages, MESSAGES_NOW))
-        object.__setattr__(self, "faults", check_faults(self.faults, self.workers))
         one_of("acknowledge", self.acknowledge, "manual", "auto")
         one_of("queue_type", self.queue_type, "quorum", "classic")
         one_of("publish", self.publish, "first", "while")
         for name in ("workers", "prefetch", "max_deliveries"):
             positive(name, getattr(self, name), int)
+        object.__setattr__(self, "faults", check_faults(self.faults, {WORKER: self.workers}))
         for name in ("deadline_s", "rate"):
             positive(name, getattr(self, name), (int, float, type(None)) if name == "rate" else (int, float))
         if self.rate is not None and self.publish == "first":
@@ -119,15 +119,19 @@ def many(name: str, values: Any, now: str) -> tuple:
         raise PlanError(f"{name} is {values!r}.", "a list is expected", now) from None
 
 
-def check_faults(faults: Any, workers: int) -> tuple[Fault, ...]:
-    """Returns the faults as a tuple. Raises PlanError for one that cannot happen among so many workers."""
+def check_faults(faults: Any, numbers: dict[str, int]) -> tuple[Fault, ...]:
+    """Returns the faults as a tuple. Raises PlanError for one that cannot happen among so many of each role."""
     faults = many("faults", faults, _FAULTS)
     _only("faults", faults, Fault, _FAULTS)
     for fault in faults:
         if fault.error is not None:
             ship.check_error(fault.error)
-        if isinstance(fault.worker, int) and isinstance(workers, int) and fault.worker > workers:
-            raise PlanError(f"{fault} is planned for worker {fault.worker}.", f"only {workers} are started", "Name a smaller number, or start more workers.")
+        if fault.worker is not None:
+            role, number = (None, fault.worker) if isinstance(fault.worker, int) else (fault.worker.split()[0], int((fault.worker.split() + [1])[1]))
+            there = numbers.get(role, 0) if role else max(numbers.values())
+            if number > there:
+                raise PlanError(f"{fault} is planned for {fault.worker if role else f'worker {number}'}.", f"only {there} are started" if there else "there is none",
+                                "Name one of these: " + ", ".join(f"{role} {count}" for role, last in numbers.items() for count in range(1, last + 1)[:3]) + ".")
     return faults
 
 

@@ -33,7 +33,7 @@ class Prints:
             self.kept += data[:max(0, KEPT_BYTES - len(self.kept))]
 
     async def where(self, process: WorkerProcess, files: dict[str, str]) -> str:
-        """Returns the learner's line that a worker is at, in words, or "" when it does not say; faulthandler prints it there."""
+        """Returns the learner's line that a worker is at, in words, or "" when it does not say; faulthandler prints it there. What is printed from then on is not kept."""
         self._dump = bytearray()
         process.signal(signal.SIGUSR1)
         try:
@@ -44,5 +44,3 @@ class Prints:
             return told
         except TimeoutError:
             return ""
-        finally:
-            self._dump = None

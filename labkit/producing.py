@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from labkit import ledger, outbox, ship, topology
+from labkit import ledger, outbox, ship, steps, topology
 from labkit.errors import PlanError
 from labkit.faults import PRODUCER, RELAY, Fault
 from labkit.plan import check_faults, one_of, positive
@@ -12,6 +12,8 @@ from labkit.production import Production
 from labkit.seat import Seat
 from labkit.supervisor import Supervisor
 from labkit.table import plain
+
+_NOT_TAKEN = {"nacked", "returned", "blocked", "not sent"}
 
 
 @dataclass(frozen=True)
@@ -42,10 +44,12 @@ class ProducePlan:
         positive("deadline_s", self.deadline_s, (int, float))
         one_of("relay_starts", self.relay_starts, "after", "beside")
         functions = {PRODUCER: self.producer} | ({RELAY: self.relay} if self.relay else {})
-        object.__setattr__(self, "faults", check_faults(self.faults, max(self.producers, self.relays)))
+        if not self.relay and (self.relays, self.relay_starts) != (1, "after"):
+            raise PlanError("It is said how relays start, or how many.", "there is none", "Give one: relay=publish_outbox.")
+        object.__setattr__(self, "faults", check_faults(self.faults, {PRODUCER: self.producers} | ({RELAY: self.relays} if self.relay else {})))
         for fault in self.faults:
-            if str(fault.worker).startswith(RELAY) and not self.relay:
-                raise PlanError(f"{fault} is planned for a relay.", "there is none", "Give one: relay=publish_outbox.")
+            if fault.attempt not in (None, 1):
+                raise PlanError(f"{fault} is planned for attempt {fault.attempt}.", "attempts are those of a delivery, and here is none", "Use nth=2 for the second time.")
             if isinstance(fault.message, int):
                 raise PlanError(f"{fault} is planned for message {fault.message}.", "what a producer publishes has no position before it is published",
                                 'Name the id of the event, as message="order-1".')
@@ -117,6 +121,9 @@ class Producing(Supervisor):
         return {}
 
     def _exceed(self, effect_key: str) -> None:
+        outcomes = {event.detail.get("outcome") for event in self.events if event.name == steps.CONFIRM and event.phase == steps.AFTER and event.effect_key == effect_key}
+        if outcomes and outcomes <= _NOT_TAKEN:
+            self._end("stopped", f"the event of {plain(effect_key)} was sent more than {self._plan.max_deliveries} times and never taken, so the run was stopped")
         self._end("max_deliveries", f"the event of {plain(effect_key)} was published more than {self._plan.max_deliveries} times, so the run was stopped")
 
     def _blocked(self) -> str | None:

@@ -53,8 +53,8 @@ def _check_call(handler: Callable, what: str, given: tuple[str, ...]) -> None:
     try:
         inspect.signature(handler).bind(*given)
     except TypeError as error:
-        raise HandlerError(f"The {what} {name_of(handler)!r} cannot be called with ({', '.join(given)}).", str(error),
-                           f"Write def {what}({', '.join(given)}): …") from None
+        raise HandlerError(f"The {what} {name_of(handler)!r} cannot be called with ({', '.join(given)}).", str(error), f"Write def {what}({', '.join(given)}): …"
+                           + " — or give its messages, if it is a handler: lab.run(handler, messages), lab.sweep(handler, messages)." * (what == "producer")) from None
     except ValueError:
         pass                                          # something built in, which does not tell
 

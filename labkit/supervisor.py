@@ -16,6 +16,7 @@ from labkit.broker.address import Address
 from labkit.chronicle import Chronicle
 from labkit.crew import Crew
 from labkit.errors import BrokerError, HandlerError, LabError
+from labkit.faults import PRODUCER
 from labkit.firing import Firing
 from labkit.message import Message
 from labkit.prints import Prints
@@ -176,7 +177,7 @@ class Supervisor:
         elif status != -signal.SIGKILL or not self.firing.prove_crash(seat):
             self._note("killed" if status == -signal.SIGKILL else "exited", seat.lane, {"status": status})
             self._chronicle.blame(f"{seat.lane} ended by itself, " + (f"with status {status}" if status >= 0 else f"by signal {-status}"))
-            self._deaths += 1
+            self._deaths += seat.role != PRODUCER     # which is not replaced
         seat.process.discard()
         seat.process = None
         if self._deaths > MAX_UNPLANNED_DEATHS:

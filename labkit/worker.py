@@ -35,6 +35,7 @@ from labkit.topology import connect, port_of
 from labkit.trace import Writer
 
 _LOOK_S = 0.02                                        # how long a relay waits that found nothing while producers are at work
+_TRIES = 2                                            # calls of a relay that raises, before it has nothing more to publish
 
 
 def main(line_fd: int, trace_fd: int) -> None:
@@ -160,12 +161,13 @@ class Worker:
 
     def _produce(self) -> None:
         """Calls the producer; a relay again and again, until it is to go on to the end and has nothing more to publish."""
+        failed = 0
         while not self._ear.stopping:
             passes, draining = self._sender.passes, self._ear.draining        # a look that began earlier may have missed the last event
             if self._job["again"] or not self._called:                        # else only the connection was lost
                 self._called = True
-                self._call()
-            if not self._job["again"] or draining and self._sender.passes == passes:
+                failed = 0 if self._call() else failed + 1
+            if not self._job["again"] or draining and self._sender.passes == passes and not 0 < failed < _TRIES:
                 self._ear.tell(t="idle", handled=0)
                 while not self._ear.stopping:
                     self._connection.process_data_events(time_limit=None)
@@ -173,13 +175,16 @@ class Worker:
                 self._ear.tell(t="passed")                # the supervisor reads the trace, and may end what does not end by itself
                 self._connection.process_data_events(time_limit=0 if draining else _LOOK_S)
 
-    def _call(self) -> None:
+    def _call(self) -> bool:
+        """Calls the producer or the relay, and tells whether it returned."""
         try:
             self._enter(self._shop)
             self._leave_nothing_open()
             self._gate.note("returned", None)
         except BaseException as error:
             self._fail(error)
+            return False
+        return True
 
     def _handle(self, channel, method, properties, body: bytes) -> None:
         self._count += 1

@@ -166,6 +166,8 @@ def test_a_handler_that_publishes_and_fills_an_outbox_can_be_raced(either):
 @pytest.mark.parametrize(("arguments", "told"), [
     ({"faults": [crash.after("publish", message=1)]}, "has no position"), ({"faults": [crash.after("publish", worker="relay")]}, "there is none"),
     ({"faults": [crash.after("publish", worker=3)]}, "only 1 are started"), ({"producers": 0}, "producers is 0"), ({"relay_starts": "now"}, "relay_starts is 'now'"),
+    ({"faults": [crash.after("publish", worker="producer 2")]}, "only 1 are started"), ({"faults": [crash.after("publish", worker="worker")]}, "there is none"),
+    ({"faults": [crash.after("publish", attempt=2)]}, "attempts are those of a delivery"), ({"relays": 2}, "there is none"), ({"workers": 2}, "no argument 'workers'"),
     ({"max_length": -1}, "max_length is -1"), ({"relais": 2}, "perhaps 'relays'")])
 def test_a_production_that_cannot_be_carried_out_is_refused(lab, arguments, told):
     with pytest.raises(PlanError, match=told):
@@ -306,3 +308,38 @@ def test_what_was_sent_before_a_producer_ends_itself_is_there(lab):
         raise SystemExit
     run = lab.produce(leaves)
     assert (run.counts["events"], run.facts.errors) == (100, ["SystemExit:  (in leaves: `raise SystemExit`)", "producer 1 ended by itself, with status 0"])
+
+
+def test_a_relay_that_raises_once_is_called_again(either):
+    for step in ("ledger.begin", "outbox.read", "publish", "outbox.mark", "ledger.commit"):
+        run = either.produce(three_orders, relay=publish_outbox, faults=[fail(step, TimeoutError("slow"), worker="relay")])
+        assert (run.verdict, run.counts["orders"], run.counts["ids"], len(run.facts.errors)) == ("holds", 3, 3, 1), step
+
+    def raises(shop):
+        raise ValueError("no relay")
+    assert either.produce(with_outbox, relay=raises).facts.errors[0].endswith("— 2 times")
+
+
+def test_an_event_that_the_broker_refuses_for_ever_is_not_told_as_published(lab):
+    run = lab.produce(three_orders, relay=publish_outbox, max_length=1)
+    assert (run.verdict, run.counts["pending"] + run.counts["once"], run.counts["pending"] > 0) == ("unknown", 3, True)
+    assert run.why.endswith("was sent more than 20 times and never taken, so the run was stopped")
+
+
+def test_producers_that_end_themselves_are_not_given_up(lab):
+    def leaves(shop):
+        with shop.ledger.transaction():
+            shop.ledger.record(f"order-{os.getpid()}")
+            shop.outbox.add(Message(f"order-{os.getpid()}"))
+        raise SystemExit
+    run = lab.produce(leaves, relay=publish_outbox, producers=8)
+    assert (run.verdict, run.counts["once"]) == ("holds", 8)
+
+
+def test_the_line_of_a_relay_is_told_and_nothing_else_is_printed(lab):
+    def endless(shop):
+        publish_outbox(shop)
+        while True:
+            pass
+    run = lab.produce(with_outbox, relay=endless, deadline_s=0.5)
+    assert "while relay 1 was still running, in endless" in run.why and run.facts.printed == ""
