@@ -1,4 +1,7 @@
 """Producers: what is ordered, what is published, and what a relay makes of the outbox, at every crash point."""
+import os
+from collections import Counter
+
 import pytest
 
 from labkit import HandlerError, Message, PlanError, Production, Run, crash, fail, hang, lose, publish_outbox, steps, supervisor, topology
