@@ -20,7 +20,7 @@ OUTCOMES = {
     "stray": "an event was published, and there is no such order",
     "pending": "the order is there, and its event still waits in the outbox",
     "nothing": "no order and no event: whoever ordered has got an error, and may order again",
-    "unknown": "the broker or the ledger could not be asked, or the broker was blocked and may still take the event",
+    "unknown": "the broker or the ledger could not be asked, or the broker did not answer and may still take the event",
 }
 _BROKEN = {"duplicated": "{key} is there, and its event was published under {ids} ids", "lost": "{key} is there, and its event was lost",
            "stray": "an event was published for {key}, and there is no such order"}
@@ -86,8 +86,13 @@ class Production(Run):
 
     @cached_property
     def _in_doubt(self) -> set[str]:
-        """The keys of events that a broker has in its socket and does not read: it may still take them."""
-        return {event.effect_key for event in self.events if event.name == steps.CONFIRM and event.detail.get("outcome") == "blocked"}
+        """The keys of events that a blocked broker has in its socket and does not read: it may still take them. So may one that was waited for to the deadline."""
+        heard = [(event.effect_key, event.detail.get("outcome", "")) for event in self.events
+                 if event.name in (steps.PUBLISH, steps.CONFIRM) and event.phase == steps.AFTER and event.detail.get("outcome") != "sent"]
+        if self.facts.ending != "deadline" and not any("blocked" in outcome for _, outcome in heard):
+            return set()
+        told = dict(heard)
+        return {event.effect_key for event in self.events if event.name == steps.PUBLISH and told.get(event.effect_key, "blocked") == "blocked"}
 
     @cached_property
     def _all_ids(self) -> dict[str, list[str]]:

@@ -64,10 +64,11 @@ class Sender:
                         self._settle()
                     if self._gate.watches(steps.PUBLISH, steps.AFTER):
                         self.fence()
+                        passage.outcome = self._blocked or "sent"             # for the trace of one that is killed before it asks
                 except BROKEN:
                     self._lose()
             self.settle_next = False
-        return passage.outcome
+        return "not sent" if passage.outcome == "not sent" else "sent"
 
     def confirm(self, message: Message | None = None) -> dict[str, str]:
         """Waits for the outcomes of all that was sent, and returns those that were not told yet: message id -> outcome; or this message's only."""

@@ -3,7 +3,7 @@ import time
 
 import pytest
 
-from labkit import BrokerError, Lab, Message
+from labkit import BrokerError, Lab, Message, crash
 from tests.engine import handlers
 from tests.engine.test_live import until
 
@@ -75,3 +75,19 @@ def test_a_producer_is_told_that_the_broker_takes_no_messages_and_its_event_is_t
     finally:
         own.unblock()
     assert own_lab.produce(order).verdict == "holds"
+
+
+def test_what_a_blocked_broker_has_of_a_batch_or_of_a_producer_at_its_deadline_is_not_told_as_lost(own, own_lab):
+    def batch(shop):
+        for number in (1, 2):
+            shop.ledger.record(f"order-{number}")
+            shop.publish(Message(f"order-{number}"), confirm=False)
+        print(shop.confirm())
+    own.block()
+    try:
+        blocked = own_lab.produce(batch)
+        hurt = own_lab.produce(batch, faults=[crash.after("publish")], deadline_s=DEADLINE_S)
+    finally:
+        own.unblock()
+    assert blocked.facts.printed == "{'message-for-order-1': 'blocked', 'message-for-order-2': 'blocked'}\n"
+    assert [(run.verdict, run.counts["lost"], run.counts["unknown"] > 0) for run in (blocked, hurt)] == [("unknown", 0, True)] * 2
