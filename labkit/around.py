@@ -51,7 +51,7 @@ class _Lane:
         self._transaction: list[int] = []             # places of what names no key in it
         self._look: list[int] = []
         self.undone: list[int] = []                   # what was in a transaction that has just been undone
-        self._unconfirmed = False                     # a publish of the key
+        self._unconfirmed: set[str] = set()           # ids of events of the key that were sent
         self._raised = False                          # an error, and nothing was done since
         self.inside = False                           # the transaction
         self.concerned = False                        # the transaction, with the key
@@ -66,7 +66,10 @@ class _Lane:
         """Hears of the key, and returns the places of what led to it."""
         self.touched = self.concerned = True
         self._raised = False
-        self._unconfirmed = self._unconfirmed or event.name == steps.PUBLISH
+        if event.name == steps.PUBLISH:
+            self._unconfirmed.add(event.detail.get("event_id"))
+        elif event.name == steps.CONFIRM:
+            self._unconfirmed.discard(event.detail.get("event_id"))
         return self.around
 
     def pass_by(self, at: int, event: Event) -> bool:
@@ -76,7 +79,7 @@ class _Lane:
         if event.effect_key or "effect_key" in event.detail:
             return False
         if event.name == steps.CONFIRM:               # of all that was sent
-            return self._unconfirmed
+            return bool(self._unconfirmed)
         if self.inside:
             self._transaction.append(at)
             return self.concerned
@@ -93,8 +96,8 @@ class _Lane:
         self.undone = self._transaction if event.turn == steps.LEDGER_ROLLBACK else []
         if event.name in _OVER or event.turn in (steps.LEDGER_COMMIT, steps.LEDGER_ROLLBACK) or ended and not self.inside:
             self._transaction, self.inside, self.concerned = [], False, False
-        if event.name == steps.CONFIRM and ended:
-            self._unconfirmed = False
+        if event.name == steps.CONFIRM and ended and "event_id" not in event.detail:
+            self._unconfirmed.clear()
         if event.name in _OVER:                       # one that raised may still exit for it
             self._raised = event.name == "raised"
-            self._look, self.touched, self._unconfirmed = [], self.touched and self._raised, False
+            self._look, self.touched, self._unconfirmed = [], self.touched and self._raised, set()

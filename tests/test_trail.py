@@ -134,6 +134,13 @@ def test_the_confirm_of_all_that_was_sent_belongs_to_each_event_of_it():
     assert names(run, "order-3") == ["publish"]
 
 
+def test_the_confirm_of_another_event_leaves_an_order_waiting_for_the_confirm_of_all_and_its_own_does_not():
+    run = Produced().send("order-1").publish("order-2").send("order-1", "another").step("confirm", "order-1", "confirmed", "another")
+    run = run.send("order-3").step("confirm", outcome="2 confirmed").step("confirm", outcome="").run()
+    assert names(run, "order-1") == ["publish", "publish", "confirm", "confirm"] and told(run, "order-1")[-1] == ("confirm", "2 confirmed")
+    assert names(run, "order-2") == ["publish", "confirm"] and names(run, "order-3") == ["publish", "confirm"]
+
+
 @pytest.mark.parametrize("heard", ["in time", "early", "late"])
 def test_a_dropped_confirm_stands_before_the_end_of_the_wait_for_it_whenever_it_was_heard_of(heard):
     run = heard_of("confirm.dropped", tape.confirm_dropped(), {"in time": 0, "early": -2, "late": 2}[heard])
