@@ -15,15 +15,15 @@ from labkit.verdict import BROKEN, HOLDS, unproven
 OUTCOMES = {
     "once": "the order is there, and its event was published once",
     "repeated": "the order is there, and its event was published more than once under one id, which a consumer can recognise",
-    "duplicated": "the order is there, and its event was published under more than one id",
+    "duplicated": "the order was recorded more than once, or its event was published under more than one id",
     "lost": "the order is there, and its event is nowhere",
     "stray": "an event was published, and there is no such order",
     "pending": "the order is there, and its event still waits in the outbox",
     "nothing": "no order and no event: whoever ordered has got an error, and may order again",
     "unknown": "the broker or the ledger could not be asked, or the broker did not answer and may still take the event",
 }
-_BROKEN = {"duplicated": "{key} is there, and its event was published under {ids} ids", "lost": "{key} is there, and its event was lost",
-           "stray": "an event was published for {key}, and there is no such order"}
+_BROKEN = {"duplicated": ("{key} is there, and its event was published under {ids} ids", "{key} was recorded {rows} times"),
+           "lost": ("{key} is there, and its event was lost",), "stray": ("an event was published for {key}, and there is no such order",)}
 _OF_EVENTS = (steps.OUTBOX_ADD, steps.OUTBOX_MARK, steps.PUBLISH, steps.CONFIRM)
 
 
@@ -105,6 +105,10 @@ class Production(Run):
     def _ids(self, key: str) -> list[str]:
         return self._all_ids.get(key, [])
 
+    def _rows(self, key: str) -> int:
+        """Returns how often this run recorded the order."""
+        return self.facts.effects.get(key, 0) - self.facts.inherited.get(key, 0)
+
     def _outcome(self, key: str) -> str:
         if self.facts.effects is None or self.facts.where is None:
             return "unknown"
@@ -113,15 +117,18 @@ class Production(Run):
             return "stray" if ids else "nothing"
         if not ids and key in self._in_doubt:
             return "unknown"
+        if self._rows(key) > 1 or len(set(ids)) > 1:
+            return "duplicated"
         if len(ids) > 1:
-            return "repeated" if len(set(ids)) == 1 else "duplicated"
+            return "repeated"
         return "once" if ids else "pending" if self.facts.outbox.get(key) else "lost"
 
     @cached_property
     def _judgement(self) -> tuple[str, str, list[Event]]:
         for status, said in _BROKEN.items():
             for key in [key for key, ends in self.statuses.items() if ends == status]:
-                return BROKEN, said.format(key=plain(key), ids=len(set(self._ids(key)))), [event for event in self.events if event.effect_key == key]
+                ids, rows = len(set(self._ids(key))), self._rows(key)
+                return BROKEN, said[-1 if rows > 1 else 0].format(key=plain(key), ids=ids, rows=rows), [event for event in self.events if event.effect_key == key]
         if self.facts.ending in ("max_deliveries", "gave up"):
             return BROKEN, self.facts.reason, self.events[-3:]
         return unproven(self) or (HOLDS, self._what_holds(), [])

@@ -117,6 +117,11 @@ def test_one_event_under_two_ids_is_a_duplicate_that_nobody_can_recognise(lab):
     assert (run.verdict, run.why) == ("broken", "order-1 is there, and its event was published under 2 ids")
 
 
+def test_an_order_that_two_producers_record_is_a_duplicate(either):
+    run = either.produce(with_outbox, relay=publish_outbox, producers=2)
+    assert (run.verdict, run.why, run.statuses) == ("broken", "order-1 was recorded 2 times", {ORDER: "duplicated"})
+
+
 def test_a_relay_that_never_marks_is_stopped(lab):
     def forgets(shop):
         for event in shop.outbox.waiting():
