@@ -118,7 +118,7 @@ class Lab:
                             rows.append(SweepRow((first, second), run(first, second)))
         return Sweep(ship.name_of(handler), rows)
 
-    def produce(self, producer: Callable, *, relay: Callable | None = None, faults: Sequence[Fault] = (), producers: int = 1, relays: int = 1,
+    def produce(self, producer: Callable, *others: Any, relay: Callable | None = None, faults: Sequence[Fault] = (), producers: int = 1, relays: int = 1,
                 relay_starts: str = "after", max_length: int | None = None, continue_from: Run | None = None, deadline_s: float = 15, **unknown: Any) -> Production:
         """Calls producer(shop) in a process of its own, lets relays publish what it left in the outbox, and returns the judged run.
 
@@ -131,6 +131,9 @@ class Lab:
         Takes continue_from and deadline_s as `run` does, and raises as `run` does.
         """
         _check("produce", unknown)
+        if others:
+            raise PlanError("lab.produce takes one producer, and the rest by name.", "messages are for a handler, which lab.run takes",
+                            "Write lab.produce(producer, relay=publish_outbox), or lab.run(handler, messages).")
         plan = ProducePlan(producer, self._ledger(continue_from), relay, faults, producers, relays, relay_starts, max_length, deadline_s)
         return self._start(plan, Producing).wait()
 
@@ -246,7 +249,7 @@ def _check(verb: str, given: dict[str, Any], **planned: str) -> None:
     for name in given:
         methods = (getattr(Lab, verb), Lab.run) if verb != "produce" else (Lab.produce,)
         known = dict.fromkeys(argument for method in methods for argument, parameter in inspect.signature(method).parameters.items()
-                              if parameter.kind != parameter.VAR_KEYWORD and argument not in ("self", "handler", "producer", "message", "messages", *planned))
+                              if parameter.kind not in (parameter.VAR_KEYWORD, parameter.VAR_POSITIONAL) and argument not in ("self", "handler", "producer", "message", "messages", *planned))
         if name not in known:
             near = difflib.get_close_matches(name, known, 1)
             raise PlanError(f"lab.{verb} has no argument {name!r}.", planned.get(name) or (f"perhaps {near[0]!r} is meant" if near else "a misspelt name"),

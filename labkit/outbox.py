@@ -9,11 +9,15 @@ from labkit.errors import HandlerError
 from labkit.message import Message, expect
 
 
+_EMPTY_LOOKS = 500                                    # in one call of a relay, after which it is taken to loop for ever
+
+
 class Outbox:
     """`shop.outbox`. Each method is a step, and raises LedgerError when the database is away."""
 
     def __init__(self, access: Access):
         self._access = access
+        self.empty_looks = 0                          # one after the other, since whoever looks was called
 
     def add(self, event: Message) -> str:
         """Writes an event, to be published later; in the transaction of what it tells about.
@@ -34,12 +38,17 @@ class Outbox:
         """Returns the oldest events that are not marked, in the order in which they were added.
 
         Inside a transaction another relay waits here until this one's transaction has ended, so that no two publish the same.
+        Raises HandlerError when it was asked too often for nothing.
         """
+        if self.empty_looks >= _EMPTY_LOOKS:
+            raise HandlerError(f"The outbox was empty at {_EMPTY_LOOKS} looks, one after the other.", "the relay has a loop of its own that does not end",
+                               "Let it look once and return: it is called again.")
         with self._step(steps.OUTBOX_READ) as passage:
             if self._access.in_transaction:
                 self._access.sql(sql.TAKE_TURN)
             rows = self._access.sql(sql.WAITING_EVENTS, (limit,)).rows
             passage.outcome = f"{len(rows)} waiting"
+            self.empty_looks = 0 if rows else self.empty_looks + 1
         return [Message(**json.loads(row)) for row, in rows]
 
     def mark(self, event: Message) -> None:

@@ -177,6 +177,7 @@ class Worker:
 
     def _call(self) -> bool:
         """Calls the producer or the relay, and tells whether it returned."""
+        self._shop.outbox.empty_looks = 0
         try:
             self._enter(self._shop)
             self._leave_nothing_open()

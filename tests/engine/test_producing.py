@@ -122,6 +122,20 @@ def test_an_order_that_two_producers_record_is_a_duplicate(either):
     assert (run.verdict, run.why, run.statuses) == ("broken", "order-1 was recorded 2 times", {ORDER: "duplicated"})
 
 
+def test_a_relay_with_an_endless_loop_of_its_own_is_told_and_ended(either):
+    def for_ever(shop):
+        while True:
+            publish_outbox(shop)
+    run = either.produce(with_outbox, relay=for_ever)
+    assert (run.verdict, run.statuses) == ("holds", {ORDER: "once"})
+    assert "HandlerError: The outbox was empty at 500 looks" in run.facts.errors[0]
+
+
+def test_messages_given_to_a_producer_are_refused(lab):
+    with pytest.raises(PlanError, match="takes one producer.*\n.*which lab.run takes"):
+        lab.produce(commit_first, lab.reminders(1))
+
+
 def test_a_relay_that_never_marks_is_stopped(lab):
     def forgets(shop):
         for event in shop.outbox.waiting():
