@@ -9,6 +9,7 @@ from tests.servers import (  # noqa: F401
     broker, pytest_collection_modifyitems, pytest_configure, pytest_generate_tests, pytest_runtest_makereport, pytest_sessionfinish, pytest_terminal_summary, server)
 
 signal.signal(signal.SIGINT, signal.default_int_handler)                      # which a shell has its background jobs ignore
+signal.signal(signal.SIGHUP, signal.SIG_DFL)                                  # and nohup this one
 
 
 @pytest.fixture(scope="session")
