@@ -103,7 +103,7 @@ class hang:
 
 
 class lose:
-    """Something sent is lost on the way: a relay between worker and broker cuts the connection there."""
+    """Something sent is lost on the way: a TCP relay between worker and broker cuts the connection there."""
 
     @staticmethod
     def ack(message=None, attempt: int | None = 1, worker=None, nth: int = 1, times: int = 1) -> Fault:

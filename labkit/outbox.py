@@ -8,7 +8,6 @@ from labkit.access import Access
 from labkit.errors import HandlerError
 from labkit.message import Message, expect
 
-
 _EMPTY_LOOKS = 500                                    # in one call of a relay, after which it is taken to loop for ever
 
 

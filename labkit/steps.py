@@ -55,9 +55,9 @@ NOTES: dict[str, str] = {
     "exited": "the worker process ended by itself",
     "stopped": "the worker process was frozen by signal 19 (SIGSTOP)",
     "continued": "the worker process was let go on (SIGCONT)",
-    "ack.dropped": "the relay read the ack, passed nothing on and cut the connection",
-    "publish.dropped": "the relay read the published message, passed nothing on and cut the connection",
-    "confirm.dropped": "the relay read the broker's confirm, passed nothing on and cut the connection",
+    "ack.dropped": "the TCP relay read the ack, passed nothing on and cut the connection",
+    "publish.dropped": "the TCP relay read the published message, passed nothing on and cut the connection",
+    "confirm.dropped": "the TCP relay read the broker's confirm, passed nothing on and cut the connection",
     "dead-lettered": "the broker moved the message to the dead-letter queue",
 }
 

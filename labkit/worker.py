@@ -153,7 +153,7 @@ class Worker:
                 self._connection.process_data_events(time_limit=0)
             if self._inbox:
                 self._handle(*self._inbox.popleft())
-            elif not self._ear.stopping:                  # asked again: what would wake the next call may be used up
+            elif not self._ear.stopping:              # asked again: what would wake the next call may be used up
                 self._ear.tell(t="idle", handled=self._count)
                 self._connection.process_data_events(time_limit=None)
         if channel.is_open and not self._ear.stopping:
@@ -172,7 +172,7 @@ class Worker:
                 while not self._ear.stopping:
                     self._connection.process_data_events(time_limit=None)
             else:
-                self._ear.tell(t="passed")                # the supervisor reads the trace, and may end what does not end by itself
+                self._ear.tell(t="passed")             # the supervisor reads the trace, and may end what does not end by itself
                 self._connection.process_data_events(time_limit=0 if draining else _LOOK_S)
 
     def _call(self) -> bool:
@@ -203,7 +203,7 @@ class Worker:
                                  position=position, tag=delivery.tag, redelivered=delivery.redelivered) as passage:
                 delivery.attempt = passage.outcome = self._shop.ledger.log_delivery(message.message_id, message.effect_key, self._job["worker"])
             if delivery.attempt > self._job["max_deliveries"]:
-                self._ear.tell(t="idle", handled=self._count)         # the supervisor ends the run at what it reads in the trace
+                self._ear.tell(t="idle", handled=self._count)     # the supervisor ends the run at what it reads in the trace
                 while not self._ear.stopping:
                     self._connection.process_data_events(time_limit=None)
                 return
