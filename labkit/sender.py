@@ -100,6 +100,7 @@ class Sender:
     def close(self) -> None:
         """Ends the connection, once the broker has handled what was sent; one that is blocked ends with the process."""
         try:
+            self.fence()
             if self._usable and not self._blocked:
                 self._connection.close()
         except BROKEN:
