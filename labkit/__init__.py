@@ -9,6 +9,8 @@ from typing import Any
 _PUBLIC = {
     # the lab and what it takes
     "Lab": "lab", "Message": "message",
+    # what is tried again, and what is not
+    "RetryPolicy": "retry", "classify": "retry", "BrokenRule": "retry", "BusinessOutcome": "retry", "UnknownSchema": "retry",
     # the faults
     "crash": "faults", "hang": "faults", "lose": "faults", "fail": "faults",
     # what it gives back

@@ -1,7 +1,8 @@
 """The account of copies: where each published copy is, told by the events as they come.
 
-A copy is named by its position among the published messages. The supervisor asks whether any is still outstanding; the
-judgement asks where each one ended. Neither trusts a queue's length before the workers are gone.
+A copy is named by its position among the published messages, and by the attempt that published it again; 0 is the copy that the lab
+published. The supervisor asks whether any is still outstanding; the judgement asks where each one ended. Neither trusts a queue's
+length before the workers are gone.
 """
 
 from collections import defaultdict
@@ -9,9 +10,12 @@ from collections import defaultdict
 from labkit import steps
 from labkit.trace import Event
 
-WAITING, HELD, REJECTED = "waiting", "held", "rejected"                       # outstanding
+WAITING, DELAYED, HELD, REJECTED = "waiting", "delayed", "held", "rejected"   # outstanding
 ACKED, DEAD_LETTERED, DROPPED, VANISHED = "acked", "dead-lettered", "dropped", "vanished"
-_OUTSTANDING = {WAITING, HELD, REJECTED}
+OUTSTANDING = {WAITING, DELAYED, HELD, REJECTED}
+_MAY_COME = ("confirmed", "unknown", "blocked")       # outcomes after which the broker has the copy, or may have it
+
+Copy = tuple[int, int]
 
 
 class Account:
@@ -19,51 +23,78 @@ class Account:
 
     def __init__(self, automatic: bool = False, dead_letter: bool = True):
         self._automatic, self._dead_letter = automatic, dead_letter
-        self.where: dict[int, str] = {}
-        self.outstanding: set[int] = set()
-        self.held: dict[str, dict[int, int]] = defaultdict(dict)              # lane -> tag -> position
-        self._last: dict[int, tuple[str, int]] = {}   # position -> lane and tag that it was handed to last
+        self.where: dict[Copy, str] = {}
+        self.outstanding: set[Copy] = set()
+        self.due_ms: dict[Copy, float] = {}           # of a copy that was delayed: when it comes back, on the clock of the events
+        self.held: dict[str, dict[int, Copy]] = defaultdict(dict)             # lane -> tag -> copy
+        self._last: dict[Copy, tuple[str, int]] = {}  # copy -> lane and tag that it was handed to last
+        self._under_way: dict[str, tuple[Copy, float]] = {}                   # lane -> the copy that it publishes again, and when that is due
 
-    def move(self, position: int, where: str) -> None:
+    @property
+    def places(self) -> dict[int, list[str]]:
+        """Position -> where its copies are, in the order in which they were published."""
+        places = defaultdict(list)
+        for (position, _), where in sorted(self.where.items()):
+            places[position].append(where)
+        return dict(places)
+
+    def move(self, copy: Copy, where: str) -> None:
         """Notes where a copy is now. Its dead letter may be heard of before the reject that made it: it stays."""
-        if self.where.get(position) == DEAD_LETTERED:
+        if self.where.get(copy) == DEAD_LETTERED:
             return
-        self.where[position] = where
-        (self.outstanding.add if where in _OUTSTANDING else self.outstanding.discard)(position)
+        self.where[copy] = where
+        (self.outstanding.add if where in OUTSTANDING else self.outstanding.discard)(copy)
 
     def take(self, event: Event) -> None:
         """Learns from one event."""
+        copy = event.position, event.detail.get("copy", 0)
         match event.name, event.phase:
-            case "published", _ if event.position not in self.where:         # a confirm may be heard of after the delivery
-                self.move(event.position, WAITING)
+            case "published", _ if copy not in self.where:                    # a confirm may be heard of after the delivery
+                self.move(copy, WAITING)
             case steps.RECEIVE, steps.BEFORE:
                 if event.position is not None:
-                    self.held[event.lane][event.tag] = event.position
-                    self._last[event.position] = event.lane, event.tag
-                    self.move(event.position, ACKED if self._automatic else HELD)
+                    self.held[event.lane][event.tag] = copy
+                    self._last[copy] = event.lane, event.tag
+                    self.move(copy, ACKED if self._automatic else HELD)
+            case steps.RETRY_PUBLISH, steps.BEFORE if event.position is not None:
+                self._under_way[event.lane] = (event.position, event.attempt), event.at_ms + event.detail["delay_ms"]
+            case steps.RETRY_PUBLISH, _:
+                again = self._under_way.pop(event.lane, None)
+                if event.detail.get("outcome") in _MAY_COME:
+                    self._delay(again)
             case (steps.ACK | steps.NACK | steps.REJECT), steps.AFTER:
                 if event.detail["outcome"] in ("sent", "handled"):
                     self._settle(event)
             case "dead-lettered", _ if event.position is not None:
-                self.move(event.position, DEAD_LETTERED)
+                self.move(copy, DEAD_LETTERED)
             case ("channel.closed" | "cancelled" | "connection.lost" | "killed" | "exited"), _:
+                if event.name in ("killed", "exited"):
+                    again = self._under_way.pop(event.lane, None)
+                    self._delay(again if event.detail.get("by", "hand") == "hand" else None)               # a planned kill comes before the publish, or after it
                 self.release(event.lane)
 
     def release(self, lane: str) -> None:
         """Notes that the broker has back whatever this lane held unanswered."""
-        for position in self.held.pop(lane, {}).values():
-            if self.where[position] == HELD and not any(position in tags.values() for tags in self.held.values()):
-                self.move(position, WAITING)
+        for copy in self.held.pop(lane, {}).values():
+            if self.where[copy] == HELD and not any(copy in tags.values() for tags in self.held.values()):
+                self.move(copy, WAITING)
+
+    def _delay(self, again: tuple[Copy, float] | None) -> None:
+        """Notes that the broker has a copy, or may have it, which comes back later; it may be heard of after it has come back."""
+        if again and again[0] not in self.where:
+            copy, due_ms = again
+            self.due_ms[copy] = due_ms
+            self.move(copy, DELAYED)
 
     def _settle(self, event: Event) -> None:
         held = self.held[event.lane]
         tags = [tag for tag in held if tag <= event.tag] if event.detail.get("multiple") else [event.tag]
-        for tag, position in [(tag, held.pop(tag)) for tag in tags if tag in held]:
-            if self._last[position] != (event.lane, tag):                     # another worker has it by now, who was heard of sooner
+        for tag, copy in [(tag, held.pop(tag)) for tag in tags if tag in held]:
+            if self._last[copy] != (event.lane, tag):                         # another worker has it by now, who was heard of sooner
                 continue
             if event.name == steps.ACK:
-                self.move(position, ACKED)
+                self.move(copy, ACKED)
             elif event.detail.get("requeue"):
-                self.move(position, WAITING)
+                self.move(copy, WAITING)
             else:
-                self.move(position, REJECTED if self._dead_letter else DROPPED)
+                self.move(copy, REJECTED if self._dead_letter else DROPPED)

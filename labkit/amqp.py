@@ -5,6 +5,7 @@ Built on pika's asyncio connection, so that every wait has a deadline, even agai
 
 import asyncio
 import logging
+import time
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
@@ -15,7 +16,7 @@ from pika.adapters.asyncio_connection import AsyncioConnection
 from labkit.broker.address import Address
 from labkit.broker.reach import told
 from labkit.errors import BrokerError
-from labkit.message import POSITION_HEADER, Message
+from labkit.message import POSITION_HEADER, PUBLISHED_HEADER, Message, copy_of
 
 logging.getLogger("pika").setLevel(logging.CRITICAL)  # what goes wrong is told by our own errors
 ANSWER_S = 10                                        # for a connection or a channel
@@ -106,27 +107,26 @@ class Channel:
                 self._pending[self._sequence] = position
                 self._calls.send(lambda: self._pika.basic_publish("", queue, message.body(), pika.BasicProperties(
                     content_type="application/json", delivery_mode=pika.DeliveryMode.Persistent, message_id=message.message_id,
-                    correlation_id=message.correlation_id, headers={POSITION_HEADER: position}), mandatory=True))
+                    correlation_id=message.correlation_id, headers={POSITION_HEADER: position, PUBLISHED_HEADER: time.time_ns() // 1_000_000}), mandatory=True))
             while len(self._pending) > (4 * _BATCH if start + _BATCH < len(messages) else 0):
                 self._settled.clear()
                 self._calls.check()
                 await self._settled.wait()
 
-    def consume(self, queue: str, on_message: Callable[[str, int | None, dict], None]) -> None:
-        """Takes everything that comes into `queue`, without waiting; on_message(message id, position, headers)."""
+    def consume(self, queue: str, on_message: Callable[[str, dict], None]) -> None:
+        """Takes everything that comes into `queue`, without waiting; on_message(message id, headers)."""
         def take(_, __, properties, ___):
-            headers = properties.headers or {}
-            _soon(on_message, properties.message_id, headers.get(POSITION_HEADER), headers)
+            _soon(on_message, properties.message_id, properties.headers or {})
         done = self._calls.expect()
         self._calls.send(lambda: self._pika.basic_consume(queue, take, auto_ack=True, callback=done))
 
-    async def drain(self, queue: str, count: int) -> set[int]:
-        """Takes `count` messages out of `queue` and returns their positions."""
-        found: list[int] = []
+    async def drain(self, queue: str, count: int) -> set[tuple[int | None, int]]:
+        """Takes `count` messages out of `queue` and returns which copies they are, as `copy_of` does."""
+        found: list[tuple[int | None, int]] = []
         arrived = asyncio.Event()
 
         def take(_, __, properties, ___):
-            found.append((properties.headers or {}).get(POSITION_HEADER))
+            found.append(copy_of(properties.headers))
             arrived.set()
         if count:
             frame = await self._calls.make(lambda done: self._pika.basic_consume(queue, take, auto_ack=True, callback=done))

@@ -10,7 +10,9 @@ from typing import Any
 
 from labkit import origin, steps
 from labkit.account import Account
+from labkit.message import UNREADABLE
 from labkit.plan import Plan
+from labkit.retry import BUSINESS
 from labkit.seat import Seat
 from labkit.trace import Event
 
@@ -33,7 +35,7 @@ class Chronicle:
 
     def note(self, name: str, lane: str, detail: dict | None = None, **about: Any) -> None:
         """Writes an event that no worker could write itself."""
-        self._take(Event(self._ms(time.monotonic_ns()), lane, name, steps.NOTE, detail=detail or {}, **about))
+        self._take(Event(self.now_ms, lane, name, steps.NOTE, detail=detail or {}, **about))
 
     def blame(self, error: str) -> None:
         """Counts an error, told in the learner's terms."""
@@ -46,6 +48,11 @@ class Chronicle:
             records.sort(key=lambda pair: pair[0][0])
         for record, seat in records:
             self._learn(seat, *record)
+
+    @property
+    def now_ms(self) -> float:
+        """The time on the clock of the events."""
+        return self._ms(time.monotonic_ns())
 
     def in_transaction(self, lane: str) -> bool:
         """Tells whether a worker's last transaction is still open."""
@@ -61,6 +68,8 @@ class Chronicle:
         if name == steps.RECEIVE:
             about = {field: detail[field] for field in ("message_id", "effect_key", "position", "tag")} | {"attempt": detail.get("outcome")}
             about["position"] = self._plan.known(about["position"])
+            if about["effect_key"] == UNREADABLE and about["position"]:       # the lab knows what it published there
+                about["effect_key"] = self._plan.messages[about["position"] - 1].effect_key
             seat.deliveries[number] = about
             detail = {field: value for field, value in detail.items() if field not in about and field != "outcome"}
             seat.running, seat.idle = True, False
@@ -81,7 +90,8 @@ class Chronicle:
             case "raised":
                 seat.running = False
                 place = origin.tell(detail["frames"], self._plan.files)
-                self.blame(detail["error"] + (f" ({place})" if place else ""))
+                if detail.get("kind") != BUSINESS:    # which is an answer, and no error
+                    self.blame(detail["error"] + (f" ({place})" if place else ""))
             case "channel.closed" if "unknown delivery tag" in detail["text"] and not self.misuse:
                 self.misuse = ("the handler answered a delivery that its channel did not know any more (a second answer, or a foreign tag), "
                                f"and the broker closed the channel: {detail['code']} {detail['text']}")

@@ -7,7 +7,7 @@ import asyncio
 from typing import Any
 
 from labkit import steps, topology
-from labkit.account import DEAD_LETTERED, REJECTED, VANISHED, WAITING
+from labkit.account import DEAD_LETTERED, DELAYED, REJECTED, VANISHED, WAITING, Copy
 from labkit.errors import BrokerError
 from labkit.plan import Plan
 from labkit.publisher import Publisher
@@ -17,7 +17,7 @@ from labkit.table import plain
 
 _STALL_S = 0.3                                        # this long without news from idle workers, and copies are counted anew
 _HUNG = "a worker hung with its delivery, and nothing else was left to do"
-_ON_THE_WAY_S = 1                                     # for a message from its queue to the dead-letter queue
+_ON_THE_WAY_S = 1                                     # for a message from its queue to the dead-letter queue, or back from that of its delay
 
 
 class Consuming(Supervisor):
@@ -25,10 +25,11 @@ class Consuming(Supervisor):
 
     def __init__(self, plan: Plan, crew: Any, channel: Any, address: Any, prefix: str, number: int, version: str):
         super().__init__(plan, crew, channel, address, prefix, number, version)
+        self._name = prefix, number
         self._publisher = Publisher(plan, channel, prefix, number, self._note, lambda error: self._fail(error, "a message could not be published"))
         self._beside: asyncio.Task | None = None
         self._recount = False
-        self._stuck_at = 0                            # the copy that nobody settled, where `_stuck` says so
+        self._stuck_at: Copy | None = None            # the copy that nobody settled, where `_stuck` says so
         self._left = 0                                # what the queue held when everybody had left
 
     async def _open(self) -> None:
@@ -40,14 +41,15 @@ class Consuming(Supervisor):
     def _close(self) -> None:
         if self._beside:
             self._beside.cancel()
-        self._publisher.close(self._passed_on())
+        delays = {event.detail["delay_ms"] for event in self.events if event.name == steps.RETRY_PUBLISH}
+        self._publisher.close(*[self._publisher.events] * self._passed_on(), *[topology.delay_queue(*self._name, delay_ms) for delay_ms in sorted(delays)])
 
     def _job(self, seat: Seat) -> tuple[dict[str, Any], bytes]:
         plan = self._plan
         # With automatic acknowledgement the client's buffer is filled first, so that a kill loses the same number each time.
         fill = len(self.account.outstanding) if plan.automatic and plan.workers == 1 and self._publisher.done else 0
-        return {"queue": self._publisher.work, "events": self._publisher.events, "declared": topology.events_arguments(), "prefetch": plan.prefetch, "automatic": plan.automatic, "fill": fill,
-                "max_deliveries": plan.max_deliveries, "forget_after": plan.forget_after}, plan.blob
+        return {"queue": self._publisher.work, "prefix": self._name[0], "run": self._name[1], "events": self._publisher.events, "declared": topology.events_arguments(),
+                "prefetch": plan.prefetch, "automatic": plan.automatic, "fill": fill, "max_deliveries": plan.max_deliveries, "forget_after": plan.forget_after}, plan.blob
 
     async def _work_it_off(self) -> None:
         self._seats = [Seat(number) for number in range(1, self._plan.workers + 1)]
@@ -59,9 +61,9 @@ class Consuming(Supervisor):
                 return
             await self._dismiss()
             self._left = await self._ready()
-            if not self._left:
+            if not self._left and not self._delayed():
                 return
-            self._recount = False                     # something is left: an ack that never arrived, or a slow delivery
+            self._recount = False                     # something is left: an ack that never arrived, a slow delivery, or one that comes later
 
     def _replace(self, seat: Seat) -> None:
         if self._plan.workers == 1 and self._publisher.done and (self._plan.automatic or self.account.outstanding):
@@ -74,24 +76,29 @@ class Consuming(Supervisor):
     def _blocked(self) -> str | None:
         return None if self._publisher.done else self._channel.blocked
 
-    async def _find_the_rest(self) -> dict[int, str]:
+    async def _find_the_rest(self) -> dict[int, list[str]]:
         """Compares the queue with the account; where they differ, looks at what the queue holds."""
         ready, outstanding = await self._ready(), set(self.account.outstanding)
-        if ready != len(outstanding) or any(self.account.where[position] == REJECTED for position in outstanding):
+        delayed = self._delayed()
+        if ready != len(outstanding - delayed) or any(self.account.where[copy] == REJECTED for copy in outstanding):
             found = await self._channel.drain(self._publisher.work, ready)
             if self._plan.dead_letter and not self._plan.automatic:
-                await self._hear_dead_letters({position for position in outstanding - found
-                                               if self._plan.delivery_limit or self.account.where[position] == REJECTED})
-            for position in outstanding - found:
-                self.account.move(position, VANISHED)
+                await self._hear_dead_letters({copy for copy in outstanding - found - delayed if self._plan.delivery_limit or self.account.where[copy] == REJECTED})
+            for copy in outstanding - found - delayed:
+                self.account.move(copy, VANISHED)
             if self._stuck and self._stuck_at not in found and self._plan.delivery_limit is None:      # settled, only not through labkit
                 self._stuck = ""
                 self._end("stopped", "the handler answered a delivery through pika's channel, which the lab cannot follow; answer with delivery.ack() or its like")
-            for position in found:
-                self.account.move(position, WAITING)
+            for copy in found:
+                self.account.move(copy, WAITING)
         if self._passed_on():
             await self._take_events(self._publisher.events)
-        return self.account.where
+        return self.account.places
+
+    def _delayed(self) -> set[Copy]:
+        """Returns the copies that are in the queue of their delay, or on their way back; not those that should have come long ago."""
+        account, since_ms = self.account, self._chronicle.now_ms - 1000 * _ON_THE_WAY_S
+        return {copy for copy in account.outstanding if account.where[copy] == DELAYED and account.due_ms[copy] > since_ms}
 
     def _passed_on(self) -> bool:
         """Tells whether a handler has published something."""
@@ -109,8 +116,10 @@ class Consuming(Supervisor):
         while not self._quiet():
             hung = any(seat.hung == "for good" for seat in self._seats)
             all_idle = self._publisher.done and all(seat.hung == "for good" or (seat.idle and not seat.running) for seat in self._seats)
+            last_due_ms = max((self.account.due_ms[copy] for copy in self._delayed()), default=0)
+            patience_s = max(_STALL_S, (last_due_ms - self._chronicle.now_ms) / 1000 + _ON_THE_WAY_S if last_due_ms else 0)
             try:
-                await asyncio.wait_for(self._changed.wait(), _STALL_S if all_idle else None)
+                await asyncio.wait_for(self._changed.wait(), patience_s if all_idle else None)
             except TimeoutError:
                 known = len(self.events)
                 self._read()                          # a worker that was idle may be at work again, without a word
@@ -132,14 +141,14 @@ class Consuming(Supervisor):
                 not self._left or any(seat.deliveries for seat in self._seats))
         if not all(seat.hung == "for good" or (seat.idle and not seat.hung) for seat in self._seats):
             return False
-        everything = {position for tags in held for position in tags.values()} == outstanding
+        everything = {copy for tags in held for copy in tags.values()} == outstanding
         full = not self._plan.automatic and all(len(tags) >= self._plan.prefetch for tags in held)
         if not everything and not full:
             return False
-        unanswered = [position for seat, tags in zip(self._seats, held) if not seat.hung for position in tags.values()]
+        unanswered = [copy for seat, tags in zip(self._seats, held) if not seat.hung for copy in tags.values()]
         if unanswered:
             self._stuck_at = unanswered[0]
-            key = plain(self._plan.messages[unanswered[0] - 1].effect_key)
+            key = plain(self._plan.messages[self._stuck_at[0] - 1].effect_key)
             self._stuck = f"the handler returned without an ack, nack or reject for {key}, so its delivery was never settled"
         else:
             self._end("stopped", _HUNG + self._locked())
@@ -152,11 +161,11 @@ class Consuming(Supervisor):
             if not consumers:
                 return ready
 
-    async def _hear_dead_letters(self, positions: set[int]) -> None:
+    async def _hear_dead_letters(self, copies: set[Copy]) -> None:
         """Waits a while for the dead letters of these copies: on its way between two queues, a message is in neither."""
         try:
             async with asyncio.timeout(_ON_THE_WAY_S):
-                while any(self.account.where[position] != DEAD_LETTERED for position in positions):
+                while any(self.account.where[copy] != DEAD_LETTERED for copy in copies):
                     self._changed.clear()
                     await self._changed.wait()
         except TimeoutError:

@@ -1,14 +1,19 @@
-"""The delivery: one handing-over of a message to a handler, and the answers that can be given to it."""
+"""The delivery: one handing-over of a message to a handler, and what can be done with it: an answer, another try later, or a person."""
 
+import time
+from collections.abc import Mapping
 from typing import Any
 
 import pika.exceptions
 
 from labkit import steps
-from labkit.message import Message
+from labkit.errors import HandlerError
+from labkit.message import PUBLISHED_HEADER, Message, copy_of, retries_of
+from labkit.retry import TEMPORARY
+from labkit.routes import Routes
+from labkit.topology import BROKEN
 
-#: pika's ways to say that a channel or a connection is no longer there
-BROKEN = (pika.exceptions.AMQPConnectionError, pika.exceptions.AMQPChannelError)
+_LONGEST_MS = 24 * 60 * 60 * 1000
 
 
 class Delivery:
@@ -18,19 +23,28 @@ class Delivery:
     tag:          the broker's number for this delivery, valid on `channel` only
     redelivered:  the broker's hint that it handed this message out before
     attempt:      1 for the first handing-over of this message, from the ledger's delivery log
+    retries:      the retries that led here, the earliest first, from labkit's header: {"attempt": 1, "reason": "TimeoutError", "delay_ms": 100} each
+    age_ms:       milliseconds since the message was published for the first time; 0 where nobody wrote that down
     channel:      pika's own channel, for what labkit does not wrap
     """
 
-    def __init__(self, number: int, message: Message, position: int | None, tag: int, redelivered: bool, channel: Any,
-                 gate: steps.Gate, settled: bool):
-        self.number, self.message, self.position = number, message, position
+    def __init__(self, number: int, message: Message, tag: int, redelivered: bool, channel: Any, gate: steps.Gate, settled: bool,
+                 body: bytes, headers: Mapping[str, Any], routes: Routes):
+        self.number, self.message = number, message
         self.tag, self.redelivered, self.channel, self.attempt = tag, redelivered, channel, None
+        self.body, self.headers, self.retries = body, headers, retries_of(headers)
+        self.position, self.copy = copy_of(headers)   # the place among the published messages, and which copy of it
         self.settled = settled                        # an automatic acknowledgement settled it when it was sent
         self.fence_next = False                       # set by the supervisor's answer: find out what became of the ack
-        self._gate = gate
+        self._gate, self._routes, self._published_again = gate, routes, False
 
     def __repr__(self):
         return f"<Delivery of {self.message.message_id}, attempt {self.attempt}, tag {self.tag}>"
+
+    @property
+    def age_ms(self) -> int:
+        published = self.headers.get(PUBLISHED_HEADER)
+        return max(0, time.time_ns() // 1_000_000 - published) if isinstance(published, int) else 0
 
     def ack(self, multiple: bool = False) -> str:
         """Tells the broker that this delivery (and with `multiple` each earlier one on the channel) is done with.
@@ -47,6 +61,43 @@ class Delivery:
     def reject(self, requeue: bool = False) -> str:
         """Refuses the delivery: to the dead-letter exchange if there is one, else dropped. Returns as `ack` does."""
         return self._answer(steps.REJECT, self.channel.basic_reject, requeue=requeue)
+
+    def republish(self, delay_ms: int, reason: str = "") -> str:
+        """Publishes the message again, to come back after the delay, and leaves this delivery as it is: unanswered, if it was so.
+
+        The broker keeps it meanwhile, in a queue for this delay. Returns as `shop.publish` does: only "confirmed" means that the
+        broker has it. Raises HandlerError for a second time: two copies would come back.
+        """
+        if not isinstance(delay_ms, int) or isinstance(delay_ms, bool) or not 0 < delay_ms <= _LONGEST_MS:
+            raise HandlerError(f"delay_ms is {delay_ms!r}.", f"it must be a whole number from 1 to {_LONGEST_MS}", "Write delivery.republish(100).")
+        if self._published_again:
+            raise HandlerError("This delivery was published again already.", "two copies of it would come back", "Publish again once, then ack.")
+        self._published_again = True
+        with self._gate.step(steps.RETRY_PUBLISH, self, delay_ms=delay_ms, reason=str(reason)) as passage:
+            passage.outcome = self._routes.again(self, delay_ms, str(reason))
+        return passage.outcome
+
+    def retry(self, reason: str = "", *, at_least_ms: int = 0) -> str:
+        """Has the message tried again after the delay that the run's policy gives, or puts it before a person when its budget is used up.
+
+        at_least_ms: no sooner than that, such as what a Retry-After says
+        Publishes first and acks then. Returns "retried"; "parked"; or "given back" when the broker did not confirm the message: it is
+        then given back instead, and comes at once. Raises HandlerError in a run without a policy.
+        """
+        if self._routes.policy is None:
+            raise HandlerError("This run has no retry policy.", "delivery.retry asks it for the delay",
+                               "Write lab.run(…, retry=RetryPolicy()), or name the delay: delivery.republish(100), then delivery.ack().")
+        return self._routes.follow(self, TEMPORARY, str(reason), at_least_ms)
+
+    def park(self, reason: str, required_check: str = "", route: str = "manual-review", owner: str | None = None) -> str:
+        """Writes a terminal record, which a person decides on, then acks: the message leaves the automatic route.
+
+        required_check: what must be found out first; owner: who decides. Returns as `ack` does. Raises LedgerError when the record
+        cannot be written; the delivery is then not acked.
+        """
+        with self._gate.step(steps.TERMINAL_RECORD, self, route=route, reason=str(reason)) as passage:
+            passage.outcome = self._routes.record(self, str(reason), required_check, route, owner)
+        return self.ack()
 
     def fence(self) -> None:
         """Makes a round trip on the channel: the broker has then handled everything sent before. Raises pika's errors."""

@@ -27,6 +27,7 @@ from labkit.producing import ProducePlan, Producing
 from labkit.production import Production
 from labkit.race import Race
 from labkit.result import Run
+from labkit.retry import RetryPolicy
 from labkit.steps import BEFORE, STEPS
 from labkit.supervisor import Supervisor
 from labkit.survival import Survival, survive
@@ -66,13 +67,14 @@ class Lab:
 
     def run(self, handler: Callable, messages: Iterable[Message], *, faults: Sequence[Fault] = (), workers: int = 1, prefetch: int = 1,
             acknowledge: str = "manual", queue_type: str = "quorum", dead_letter: bool = True, delivery_limit: int | None = None,
-            max_deliveries: int = 20, forget_after: int | None = None, publish: str = "first", rate: float | None = None, continue_from: Run | None = None,
+            max_deliveries: int = 20, retry: RetryPolicy | None = None, forget_after: int | None = None, publish: str = "first", rate: float | None = None, continue_from: Run | None = None,
             deadline_s: float = 15, **unknown: Any) -> Run:
         """Publishes the messages, lets workers handle them under the planned faults, and returns the judged run.
 
         acknowledge:     "manual", or "automatic" acknowledgement with "auto"
         delivery_limit:  the broker's own limit of redeliveries, on quorum queues
         max_deliveries:  the run stops when one message is handed out more often
+        retry:           what becomes of a delivery whose handler raises; without one it is rejected, and not given again
         forget_after:    the ledger keeps so many effect keys, the newest, and forgets older ones; None keeps all
         publish:         all messages "first", or "while" the workers run, `rate` messages a second
         continue_from:   goes on with the ledger of an earlier run
@@ -81,7 +83,8 @@ class Lab:
         """
         _check("run", unknown)
         return self._begin(handler, messages, faults=faults, workers=workers, prefetch=prefetch, acknowledge=acknowledge,
-                           queue_type=queue_type, dead_letter=dead_letter, delivery_limit=delivery_limit, max_deliveries=max_deliveries, forget_after=forget_after,
+                           queue_type=queue_type, dead_letter=dead_letter, delivery_limit=delivery_limit, max_deliveries=max_deliveries,
+                           retry=retry, forget_after=forget_after,
                            publish=publish, rate=rate, continue_from=continue_from, deadline_s=deadline_s).wait()
 
     def start(self, handler: Callable, messages: Iterable[Message], **arguments: Any) -> Live:

@@ -9,6 +9,10 @@ from labkit.errors import HandlerError, PlanError
 
 #: header that tells which of the published copies this is, 1-based; ours, because the broker owns `x-…`
 POSITION_HEADER = "labkit-position"
+#: header with the time at which the lab published it, in milliseconds since 1970; the age of a message goes on over its retries
+PUBLISHED_HEADER = "labkit-published-ms"
+#: header with the retries so far: a list of {attempt, reason, delay_ms}, the earliest first
+RETRIES_HEADER = "labkit-retries"
 UNREADABLE = "(unreadable)"                           #: stands for the effect key of a message that cannot be read
 _MAX_ID_BYTES = 255                                   # what AMQP gives to an id
 _encode = json.JSONEncoder(allow_nan=False).encode
@@ -28,6 +32,7 @@ class Message:
     schema:          name and version of the payload
     payload:         JSON values only
     correlation_id:  joins the hops of one business case; the message id if left out
+    raw:             sent in place of the JSON, to see what a consumer makes of a body that it cannot read
     """
 
     effect_key: str
@@ -37,6 +42,7 @@ class Message:
     schema: str = "reminder.v1"
     payload: Mapping[str, Any] = field(default_factory=dict)
     correlation_id: str = ""
+    raw: str | None = None
 
     def __post_init__(self):
         if not isinstance(self.effect_key, str) or not self.effect_key:
@@ -52,6 +58,8 @@ class Message:
                 raise PlanError(f"The {name} is {value!r}.", "it is not a text that can be sent", f'Write {name}="invoice-7", or the like.') from None
             if size > _MAX_ID_BYTES:
                 raise PlanError(f"The {name} is longer than {_MAX_ID_BYTES} bytes.", f"it begins with {getattr(self, name)[:40]!r}", "Use a shorter one.")
+        if not isinstance(self.raw, str | None):
+            raise PlanError(f"The raw body of {self.message_id!r} is {self.raw!r}.", "it is not a text", 'Write raw="{not JSON", or leave it out.')
         try:
             self.body()
         except (TypeError, ValueError) as error:
@@ -59,7 +67,9 @@ class Message:
                             "Use texts, numbers, booleans, None, lists and dictionaries with text keys.") from None
 
     def body(self) -> bytes:
-        """Returns the JSON body; the ids travel in the AMQP properties."""
+        """Returns the body, which is JSON unless it is given raw; the ids travel in the AMQP properties."""
+        if self.raw is not None:
+            return self.raw.encode()
         return _encode({"effect_key": self.effect_key, "sequence_key": self.sequence_key, "sequence_number": self.sequence_number,
                         "schema": self.schema, "payload": dict(self.payload)}).encode()
 
@@ -76,7 +86,7 @@ class Message:
         message_id = message_id or f"message-for-{effect_key}"
         message = object.__new__(cls)                 # whose values came as JSON: they need not be tried as such again
         for name, value in zip(cls.__slots__, (effect_key, message_id, data.get("sequence_key"), data.get("sequence_number"),
-                                               data.get("schema", ""), payload, correlation_id or message_id)):
+                                               data.get("schema", ""), payload, correlation_id or message_id, None)):
             object.__setattr__(message, name, value)
         return message
 
@@ -91,6 +101,20 @@ class Message:
     def as_dict(self) -> dict[str, Any]:
         """Returns all fields, for a saved run."""
         return {name: getattr(self, name) for name in self.__slots__} | {"payload": dict(self.payload)}
+
+
+def copy_of(headers: Mapping[str, Any] | None) -> tuple[int | None, int]:
+    """Returns which copy of which published message this is: (its position, the attempt that published it again; 0 for the first copy)."""
+    headers = headers or {}
+    retries = retries_of(headers)
+    return headers.get(POSITION_HEADER), retries[-1]["attempt"] if retries else 0
+
+
+def retries_of(headers: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Returns the retries so far, as the header tells them; none where it is somebody else's, and not in that form."""
+    retries = headers.get(RETRIES_HEADER)
+    known = isinstance(retries, list) and all(isinstance(retry, dict) and isinstance(retry.get("attempt"), int) for retry in retries)
+    return retries if known else []
 
 
 def expect(where: str, message: Any) -> None:

@@ -10,6 +10,8 @@ from labkit.faults import WORKER, Fault
 from labkit.ledger import count_effects
 from labkit.message import Message
 from labkit.result import Run
+from labkit.retry import RetryPolicy
+from labkit.terminal import records
 
 
 MESSAGES_NOW, _FAULTS = "Use lab.reminders(5) or [Message(…)].", 'Use faults=[crash.after("ledger.record")] or its like.'
@@ -32,6 +34,7 @@ class Plan:
     dead_letter: bool = True
     delivery_limit: int | None = None
     max_deliveries: int = 20
+    retry: RetryPolicy | None = None
     forget_after: int | None = None
     publish: str = "first"
     rate: float | None = None
@@ -68,11 +71,20 @@ class Plan:
             if self.queue_type != "quorum":
                 raise PlanError(f"delivery_limit is {self.delivery_limit} on a {self.queue_type} queue.", "only quorum queues count deliveries",
                                 'Leave it out, or write queue_type="quorum".')
+        if self.retry is not None:
+            if not isinstance(self.retry, RetryPolicy):
+                raise PlanError(f"retry is {self.retry!r}.", "a RetryPolicy is expected", "Write retry=RetryPolicy(max_attempts=3, delays_ms=(100, 400)).")
+            if self.automatic:
+                raise PlanError("A retry is planned with acknowledge='auto'.", "the broker has forgotten a message that it has sent, so a crash would lose it",
+                                "Leave one of the two out.")
+            if self.retry.max_attempts > self.max_deliveries:
+                raise PlanError(f"The policy has {self.retry.max_attempts} attempts, and the run stops after {self.max_deliveries} deliveries of a message.",
+                                "max_deliveries is the smaller number", f"Write max_deliveries={2 * self.retry.max_attempts}, too.")
         _only("messages", self.messages, Message, MESSAGES_NOW)
         for fault in self.faults:
             if isinstance(fault.message, int) and fault.message > len(self.messages):
                 raise PlanError(f"{fault} is planned for message {fault.message}.", f"only {len(self.messages)} are published", "Name a smaller number.")
-        object.__setattr__(self, "blob", ship.pack(self.handler))
+        object.__setattr__(self, "blob", ship.pack(self.handler, along=self.retry))
         object.__setattr__(self, "files", ship.files(self.handler))
 
     @property
@@ -92,11 +104,11 @@ class Plan:
     def settings(self) -> dict[str, Any]:
         """Returns what shaped the run, as JSON values, for its result."""
         names = ("workers", "prefetch", "acknowledge", "queue_type", "dead_letter", "delivery_limit", "max_deliveries", "forget_after", "publish")
-        return {"handler": ship.name_of(self.handler), **{name: getattr(self, name) for name in names}}
+        return {"handler": ship.name_of(self.handler), "retry": self.retry and str(self.retry), **{name: getattr(self, name) for name in names}}
 
     def ask(self) -> dict[str, Any]:
         """Returns what the ledger holds, for the facts. Raises LedgerError."""
-        return {"effects": count_effects(self.ledger)}
+        return {"effects": count_effects(self.ledger), "records": records(self.ledger)}
 
 
 def one_of(name: str, value: Any, *choices: Any) -> None:

@@ -116,7 +116,7 @@ class Producing(Supervisor):
         if seat.role == RELAY:
             self._seat(seat)
 
-    async def _find_the_rest(self) -> dict[int, str]:
+    async def _find_the_rest(self) -> dict[int, list[str]]:
         await self._take_events(self._events)
         return {}
 

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from labkit import topology
 from labkit.amqp import Channel
 from labkit.errors import BrokerError
+from labkit.message import copy_of
 from labkit.plan import Plan
 
 
@@ -47,9 +48,9 @@ class Publisher:
             await self._channel.publish(self.work, [(position, message)], self._take_outcome)
         self.done = True
 
-    def close(self, passed_on: bool) -> None:
-        """Removes the queues and gives the channel back. passed_on: a handler has published, so that there is a queue of events."""
-        self._channel.give_back(self.work, *[self.dead] * self._plan.dead_letter, *[self.events] * passed_on)
+    def close(self, *more: str) -> None:
+        """Removes the queues, and `more`, which workers have declared, and gives the channel back."""
+        self._channel.give_back(self.work, *[self.dead] * self._plan.dead_letter, *more)
 
     def _take_outcome(self, position: int, outcome: str) -> None:
         if outcome == "confirmed":
@@ -59,8 +60,9 @@ class Publisher:
             self._on_trouble(BrokerError(f"RabbitMQ {outcome} message {position}.", "the run's queue is gone, or full",
                                          "Run the cell again; if it stays, run `python3 -m labkit doctor`."))
 
-    def _take_dead_letter(self, message_id: str, position: int | None, headers: dict) -> None:
+    def _take_dead_letter(self, message_id: str, headers: dict) -> None:
         reason = next((death["reason"] for death in headers.get("x-death", ()) if death["queue"] == self.work), "unknown")
+        position, copy = copy_of(headers)
         position = self._plan.known(position)
-        self._note("dead-lettered", "broker", {"reason": reason}, position=position, message_id=message_id,
+        self._note("dead-lettered", "broker", {"reason": reason, **({"copy": copy} if copy else {})}, position=position, message_id=message_id,
                    effect_key=position and self._plan.messages[position - 1].effect_key)

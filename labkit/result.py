@@ -42,11 +42,12 @@ class Facts:
     planned:   the planned faults in words; fired: how often each of them fired
     effects:   effect key -> rows in the ledger; None when the ledger could not be asked
     inherited: the same at the start, in a run that goes on with the ledger of an earlier one
-    where:     position -> where the copy ended, as in `account`; None when the broker could not be asked
+    where:     position -> where its copies ended, as in `account`; None when the broker could not be asked
     ending:    "over", "deadline", "max_deliveries", "gave up", "stopped" or "unreachable", with `reason` in words
     choices:   in a stepped run, for each turn: the workers that could go, and the one that went
     published: what handlers or a producer published and the broker held at the end, in its order, as fields of `Message`
     outbox:    effect key -> events of a producer's outbox that are not published yet
+    records:   the terminal records in the ledger, as fields of `sql.RECORD_COLUMNS`
     printed:   what the handlers printed, cut at a bound; printed_bytes: how much it was
     """
 
@@ -54,7 +55,7 @@ class Facts:
     planned: list[str]
     fired: list[int]
     effects: dict[str, int] | None
-    where: dict[int, str] | None
+    where: dict[int, list[str]] | None
     ending: str
     reason: str = ""
     printed: str = ""
@@ -66,6 +67,7 @@ class Facts:
     choices: list[tuple[list[int], int]] = field(default_factory=list)
     published: list[dict[str, Any]] = field(default_factory=list)
     outbox: dict[str, int] = field(default_factory=dict)
+    records: list[dict[str, Any]] = field(default_factory=list)
 
 
 class Run:
@@ -91,8 +93,8 @@ class Run:
         effects, tally = self.facts.effects or {}, Counter(self.statuses.values())
         return {"published": sum(event.name == "published" for event in self.events), "keys": len(self._positions),
                 "deliveries": sum(self.deliveries.values()), "effects": sum(effects.get(key, 0) for key in self._positions),
-                "charges": 0, "stray": sum(self.strays.values()), "retries": 0, "records": 0,
-                "dead_lettered": sum(where == account.DEAD_LETTERED for where in (self.facts.where or {}).values()),
+                "charges": 0, "stray": sum(self.strays.values()), "retries": sum(self.retries.values()), "records": len(self.records),
+                "dead_lettered": sum(places.count(account.DEAD_LETTERED) for places in (self.facts.where or {}).values()),
                 **{status: tally[status] for status in STATUSES}}
 
     @cached_property
@@ -100,6 +102,18 @@ class Run:
         """Effect key -> handlers entered for it."""
         found = Counter(event.effect_key for event in self.events if event.name == steps.RECEIVE and event.phase == steps.AFTER)
         return {key: found[key] for key in self._positions}
+
+    @cached_property
+    def retries(self) -> dict[str, int]:
+        """Effect key -> how often a message of it was published again, and confirmed."""
+        found = Counter(event.effect_key for event in self.events
+                        if event.name == steps.RETRY_PUBLISH and event.phase == steps.AFTER and event.detail["outcome"] == "confirmed")
+        return {key: found[key] for key in self._positions}
+
+    @cached_property
+    def records(self) -> list[dict[str, Any]]:
+        """The terminal records of this run's messages, the oldest first."""
+        return [record for record in self.facts.records if self._key_of(record)]
 
     @cached_property
     def strays(self) -> dict[str, int]:
@@ -227,14 +241,22 @@ class Run:
     def _status(self, key: str) -> str:
         if self.facts.effects is None or self.facts.where is None:
             return "unknown"
-        effects, where = self.facts.effects.get(key, 0), {self.facts.where.get(p, account.WAITING) for p in self._positions[key]}
+        effects, where = self.facts.effects.get(key, 0), {where for p in self._positions[key] for where in self.facts.where.get(p, [account.WAITING])}
         if effects > 1:
             return "duplicated"
-        if where & {account.WAITING, account.HELD, account.REJECTED}:
+        if where & account.OUTSTANDING:
             return "pending"
         if effects == 1:
             return "once"
-        return "terminal" if account.DEAD_LETTERED in where else "lost"
+        return "terminal" if account.DEAD_LETTERED in where or any(self._key_of(record) == key for record in self.records) else "lost"
+
+    def _key_of(self, record: dict[str, Any]) -> str | None:
+        """Returns the effect key of a record's message; None for one of another run, whose ledger this one goes on with."""
+        return self._keys_by_id.get(record["message_id"]) if record["effect_key"] not in self._positions else record["effect_key"]
+
+    @cached_property
+    def _keys_by_id(self) -> dict[str, str]:
+        return {message.message_id: message.effect_key for message in self.messages}
 
     @cached_property
     def _judgement(self) -> tuple[str, str, list[Event]]:

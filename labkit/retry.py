@@ -125,6 +125,10 @@ class RetryPolicy:
             for error, kind in self.kinds.items():
                 self._check_kind(kind, f"kinds[{getattr(error, '__name__', error)!r}]")
 
+    def __str__(self) -> str:
+        given = [f"max_attempts={self.max_attempts}", f"delays_ms={self.delays_ms}", f"jitter={self.jitter:g}"]
+        return f"RetryPolicy({', '.join(given + [f'max_age_ms={self.max_age_ms}'] * (self.max_age_ms is not None))})"
+
     def classify(self, error: BaseException) -> str:
         """Returns the kind of a failure: as `kinds` says, or else as `classify` does. Raises PlanError for a kind that there is not."""
         if callable(self.kinds):
@@ -133,10 +137,11 @@ class RetryPolicy:
             kind = next((kind for parent in type(error).__mro__ for known, kind in self.kinds.items() if known is parent), None)
         return classify(error) if kind is None else self._check_kind(kind, "the kind")
 
-    def next_action(self, kind: str, attempt: int, age_ms: float, key: str = "") -> Retry | Terminal | Defer | Publish:
+    def next_action(self, kind: str, attempt: int, age_ms: float, key: str = "", at_least_ms: int = 0) -> Retry | Terminal | Defer | Publish:
         """Returns what follows a failure of this kind.
 
-        attempt: which handing-over failed, 1 the first; age_ms: since the message was published; key: draws the jitter, with the seed
+        attempt: which handing-over failed, 1 the first; age_ms: since the message was published; key: draws the jitter, with the seed;
+        at_least_ms: no sooner than that, such as what a service asks for with its Retry-After
         """
         self._check_kind(kind, "the kind")
         if kind == BUSINESS:
@@ -146,7 +151,7 @@ class RetryPolicy:
         if kind != TEMPORARY or attempt >= self.max_attempts:
             return Terminal(self.routes[kind])
         tiers = self.tiers_ms(attempt)
-        delay_ms = random.Random(f"{self.seed} {key} {attempt}").choice(tiers)
+        delay_ms = max(at_least_ms, random.Random(f"{self.seed} {key} {attempt}").choice(tiers))
         if self.max_age_ms is not None and age_ms + delay_ms > self.max_age_ms:
             return Terminal(self.routes[kind])
         return Retry(delay_ms)

@@ -12,10 +12,9 @@ import pika
 
 from labkit import steps
 from labkit.access import text
-from labkit.delivery import BROKEN
 from labkit.errors import HandlerError
 from labkit.message import Message, expect
-from labkit.topology import port_of
+from labkit.topology import BROKEN, port_of
 
 CONFIRM_S = 10                                        # how long a confirm is waited for
 _MAX_NAME_BYTES = 255                                 # what AMQP gives to a queue's name
@@ -35,6 +34,7 @@ class Sender:
         self._pending: dict[int, Message] = {}        # by their number on the channel, of those that have no outcome yet
         self._outcomes: dict[str, str] = {}           # by message id, of those that were not told yet
         self._returned: set[str] = set()
+        self._known: set[str] = set()                 # queues that were declared on this connection
         self.sent = 0                                 # messages, on this channel
         self.passes = 0                               # of the step, ever
         self.settle_next = False                      # the next message, or its confirm, is to be lost: nothing else with it
@@ -54,12 +54,8 @@ class Sender:
                 self._settle()
             if self._usable:
                 try:
-                    self.sent += 1
-                    self._pending[self.sent] = message
                     passage.outcome = "sent"          # even if the connection ends here: it may have arrived, or not
-                    self._channel.basic_publish("", to or self._queue, body, pika.BasicProperties(
-                        content_type="application/json", delivery_mode=pika.DeliveryMode.Persistent, message_id=message.message_id,
-                        correlation_id=message.correlation_id), mandatory=mandatory)
+                    self._send(to or self._queue, body, message, mandatory)
                     if self.settle_next:
                         self._settle()
                     if self._gate.watches(steps.PUBLISH, steps.AFTER):
@@ -69,6 +65,22 @@ class Sender:
                     self._lose()
             self.settle_next = False
         return "not sent" if passage.outcome == "not sent" else "sent"
+
+    def put(self, queue: str, arguments: dict[str, Any], body: bytes, headers: dict[str, Any], message: Message) -> str:
+        """Puts a message that was delivered into another queue, which is declared where it is not there, and returns the outcome. No step of its own."""
+        self._reach()
+        if not self._usable:
+            return "not sent"
+        try:
+            if queue not in self._known:
+                self._channel.queue_declare(queue, durable=True, arguments=arguments)
+                self._known.add(queue)
+            self._send(queue, body, message, mandatory=True, headers=headers)
+        except BROKEN:
+            self._lose()
+        self._settle()
+        self._pending.pop(self.sent, None)
+        return self._outcomes.pop(message.message_id, self._blocked or "unknown")
 
     def confirm(self, message: Message | None = None) -> dict[str, str]:
         """Waits for the outcomes of all that was sent, and returns those that were not told yet: message id -> outcome; or this message's only."""
@@ -126,7 +138,14 @@ class Sender:
         self._channel._impl.add_on_return_callback(lambda _, __, properties, ___: self._returned.add(properties.message_id))
         self._connection.add_on_connection_blocked_callback(lambda *_: setattr(self, "_blocked", "blocked"))
         self._connection.add_on_connection_unblocked_callback(lambda *_: setattr(self, "_blocked", None))
-        self.sent, self._blocked = 0, None
+        self.sent, self._blocked, self._known = 0, None, set()
+
+    def _send(self, queue: str, body: bytes, message: Message, mandatory: bool, headers: dict[str, Any] | None = None) -> None:
+        self.sent += 1
+        self._pending[self.sent] = message
+        self._channel.basic_publish("", queue, body, pika.BasicProperties(
+            content_type="application/json", delivery_mode=pika.DeliveryMode.Persistent, message_id=message.message_id,
+            correlation_id=message.correlation_id, headers=headers), mandatory=mandatory)
 
     def _settle(self) -> None:
         """Waits for the outcomes of all that was sent, as long as they may come."""

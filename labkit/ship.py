@@ -16,8 +16,8 @@ from labkit.errors import HandlerError, PlanError, told
 _LIBRARIES = tuple(sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib"))
 
 
-def pack(handler: Callable, what: str = "handler", *given: str) -> bytes:
-    """Returns the handler as bytes. Raises HandlerError that names the variable which cannot go along.
+def pack(handler: Callable, what: str = "handler", *given: str, along: Any = None) -> bytes:
+    """Returns (handler, along) as bytes, in one piece, so that both mean the same classes. Raises HandlerError that names the variable which cannot go along.
 
     what:  what it is: "handler", "producer" or "relay"; given: the names of what it is called with, (delivery, shop) where none are given
     """
@@ -32,7 +32,7 @@ def pack(handler: Callable, what: str = "handler", *given: str) -> bytes:
     if by_value:
         cloudpickle.register_pickle_by_value(module)
     try:
-        return cloudpickle.dumps(handler)
+        return cloudpickle.dumps((handler, along))
     except Exception as error:
         culprit = _culprit(handler)
         why = f"it uses {culprit}, which lives in this notebook's process only" if culprit else f"{type(error).__name__}: {error}"

@@ -5,7 +5,7 @@ psycopg writes %s where sqlite3 writes ?. `labkit.databases.postgres` and its co
 
 `effects` is the truth that a run is judged by, whoever wrote its rows. `effect_keys` beside it is what `record_once`
 protects them with, and `conflicts` holds what came under a key that stands for something else. `outbox` holds the events
-that a producer wrote with its order, until a relay has published them.
+that a producer wrote with its order, until a relay has published them. `terminal_records` holds what a person decides on.
 """
 
 import re
@@ -43,6 +43,17 @@ CREATE TABLE outbox (
     message    TEXT NOT NULL,
     published  INTEGER NOT NULL DEFAULT 0
 );
+CREATE TABLE terminal_records (
+    id             INTEGER PRIMARY KEY,
+    message_id     TEXT NOT NULL,
+    effect_key     TEXT NOT NULL,
+    route          TEXT NOT NULL,
+    reason         TEXT NOT NULL,
+    required_check TEXT NOT NULL,
+    owner          TEXT,
+    attempts       INTEGER NOT NULL,
+    UNIQUE (message_id, effect_key)
+);
 CREATE TABLE deliveries (
     message_id TEXT NOT NULL,
     attempt    INTEGER NOT NULL,
@@ -75,6 +86,11 @@ TAKE_TURN = "UPDATE outbox SET published = published WHERE id = (SELECT min(id) 
 WAITING_EVENTS = "SELECT message FROM outbox WHERE published = 0 ORDER BY id LIMIT ?"
 MARK_EVENT = "UPDATE outbox SET published = 1 WHERE message_id = ?"
 COUNT_WAITING = "SELECT effect_key, count(*) FROM outbox WHERE published = 0 GROUP BY effect_key"
+
+RECORD_COLUMNS = ("message_id", "effect_key", "route", "reason", "required_check", "owner", "attempts")
+WRITE_RECORD = f"INSERT INTO terminal_records ({', '.join(RECORD_COLUMNS)}) VALUES (?, ?, ?, ?, ?, ?, ?) ON CONFLICT DO NOTHING"
+FIND_RECORD = "SELECT 1 FROM terminal_records WHERE message_id = ? AND effect_key = ?"
+ALL_RECORDS = f"SELECT {', '.join(RECORD_COLUMNS)} FROM terminal_records ORDER BY id"
 
 LOG_DELIVERY = """
 INSERT INTO deliveries (message_id, attempt, effect_key, worker)

@@ -33,6 +33,8 @@ OUTBOX_READ = _step("outbox.read", "the outbox is asked for the events that are 
 OUTBOX_MARK = _step("outbox.mark", "an event of the outbox is noted as published")
 PUBLISH = _step("publish", "a message is sent to the broker")
 CONFIRM = _step("confirm", "the broker's word on what was sent is waited for")
+RETRY_PUBLISH = _step("retry.publish", "the message is published again, into the queue of its delay, and the broker's confirm is waited for")
+TERMINAL_RECORD = _step("terminal.record", "the message is written down for a person to decide on, in the ledger's database")
 ACK = _step("ack", "the broker is told that the delivery is done with")
 NACK = _step("nack", "the broker is told that the delivery failed, and may be asked to give it again")
 REJECT = _step("reject", "the broker is told that the delivery is refused, and may be asked to give it again")
@@ -45,6 +47,7 @@ NOTES: dict[str, str] = {
     "started": "a worker process began to consume",
     "returned": "the handler returned",
     "raised": "the handler raised an error",
+    "parked already": "the message has a terminal record from an earlier attempt, so the handler is not entered, and the delivery is acked",
     "waiting": "the ledger is locked by another worker, and this one waits for its turn to try again",
     "fenced": "a round trip on the channel: the broker has handled everything sent before",
     "channel.closed": "the broker closed the channel",

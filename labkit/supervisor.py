@@ -80,10 +80,10 @@ class Supervisor:
             self._close()
             self._crew.refill()
 
-    def look(self) -> tuple[list[Event], list[int], dict[int, str]]:
+    def look(self) -> tuple[list[Event], list[int], dict[int, list[str]]]:
         """Returns what is known by now: events, how often each fault fired, and where each copy is."""
         self._read()
-        return list(self.events), list(self.firing.fired), dict(self.account.where)
+        return list(self.events), list(self.firing.fired), self.account.places
 
     def stop(self) -> None:
         """Ends the run at once, as a person asked."""
@@ -118,7 +118,7 @@ class Supervisor:
         """Decides what follows the death of this seat's process."""
         raise NotImplementedError
 
-    async def _find_the_rest(self) -> dict[int, str]:
+    async def _find_the_rest(self) -> dict[int, list[str]]:
         """Returns where each copy is, now that all have left."""
         raise NotImplementedError
 
@@ -245,7 +245,7 @@ class Supervisor:
             self._patience.reschedule(asyncio.get_running_loop().time() + 3 * _FAREWELL_S)
         self._published = await self._channel.take_all(queue, answered)
 
-    async def _take_leave(self) -> dict[int, str] | None:
+    async def _take_leave(self) -> dict[int, list[str]] | None:
         """Returns where each copy is, or None when the broker cannot be asked."""
         try:
             async with asyncio.timeout(3 * _FAREWELL_S) as self._patience:
@@ -275,7 +275,7 @@ class Supervisor:
         return next((f" while {seat.lane}, frozen inside a transaction, held the ledger's lock" for seat in self._seats
                      if seat.hung and self._chronicle.in_transaction(seat.lane)), "")
 
-    def _facts(self, where: dict[int, str] | None) -> Facts:
+    def _facts(self, where: dict[int, list[str]] | None) -> Facts:
         self.events.sort(key=lambda event: event.at_ms)
         return Facts({**self._plan.settings(), "broker": self._version}, [str(fault) for fault in self._plan.faults], self.firing.fired,
                      effects=None, where=where, ending=self._ending or "over", reason=self._reason, printed=self._prints.text,

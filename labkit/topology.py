@@ -8,6 +8,8 @@ from pika.adapters.utils.connection_workflow import AMQPConnectorException
 
 from labkit.broker.address import Address
 
+#: pika's ways to say that a channel or a connection is no longer there
+BROKEN = (pika.exceptions.AMQPConnectionError, pika.exceptions.AMQPChannelError)
 #: a queue of a run is removed by its run; on a broker that outlives the kernel, this removes what a killed kernel left
 EXPIRES_MS = 30 * 60 * 1000
 #: far above any `max_deliveries`: with a limit, a quorum queue returns messages to its front on every version
@@ -50,6 +52,11 @@ def events_queue(prefix: str, run: int) -> str:
     return f"{prefix}.{run}.events"
 
 
+def delay_queue(prefix: str, run: int, delay_ms: int) -> str:
+    """Returns the name of the queue in which a run's messages wait for so long."""
+    return f"{prefix}.{run}.delay-{delay_ms}"
+
+
 def own_queue(prefix: str, word: str) -> str:
     """Returns a name for a queue that a learner declares in plain pika."""
     return f"{prefix}.own.{word}"
@@ -74,6 +81,16 @@ def events_arguments(max_length: int | None = None) -> dict[str, Any]:
     """Returns the arguments of a queue of events, which refuses what is more than `max_length`: a nack instead of a confirm."""
     arguments: dict[str, Any] = {"x-queue-type": "quorum", "x-expires": EXPIRES_MS, "x-delivery-limit": FAR_LIMIT}
     return arguments if max_length is None else {**arguments, "x-max-length": max_length, "x-overflow": "reject-publish"}
+
+
+def delay_arguments(work: str, delay_ms: int) -> dict[str, Any]:
+    """Returns the arguments of a queue that nobody consumes from: after the delay the broker moves each message to the queue `work`.
+
+    One queue a delay, since messages expire at a queue's head only. Dead-lettering at least once, since a broker that is killed
+    meanwhile would else lose what is on its way.
+    """
+    return {"x-queue-type": "quorum", "x-expires": EXPIRES_MS + delay_ms, "x-message-ttl": delay_ms + 1,       # the broker counts whole milliseconds
+            "x-dead-letter-exchange": "", "x-dead-letter-routing-key": work, "x-dead-letter-strategy": "at-least-once", "x-overflow": "reject-publish"}
 
 
 def dead_arguments() -> dict[str, Any]:

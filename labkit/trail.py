@@ -171,7 +171,11 @@ def _outcome(event: Event, key: str, tentative: bool) -> str:
         case "killed" | "exited":
             return "by itself" + (f", with status {detail['status']}" if detail.get("status", -1) >= 0 else "")
         case "raised":
-            return detail["error"]
+            return detail["error"] + (f" ({detail['kind']})" if "kind" in detail else "")
+        case steps.RETRY_PUBLISH:
+            return f"{detail['outcome']}, in {detail['delay_ms']:,} ms" + (f": {detail['reason']}" if detail["reason"] else "")
+        case steps.TERMINAL_RECORD:
+            return f"{detail['outcome']}, for {detail['route']}" + (f": {detail['reason']}" if detail["reason"] else "")
         case "dead-lettered":
             return detail["reason"]
         case "ack.dropped":

@@ -55,7 +55,7 @@ class Tape:
         keys = list(dict.fromkeys(message.effect_key for message in self.messages))
         where = account.ACKED if where is None else where
         places = where if isinstance(where, dict) else {position: where for position in range(1, len(self.messages) + 1)}
-        given = {"planned": [], "fired": [], "ending": "over", "settings": SETTINGS, "where": places,
+        given = {"planned": [], "fired": [], "ending": "over", "settings": SETTINGS, "where": {position: [place] for position, place in places.items()},
                  "effects": None if effects is None else {key: number for key, number in zip(keys, effects) if number}, **facts}
         return Run(self.messages, self.events, Facts(**given))
 

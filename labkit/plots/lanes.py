@@ -15,7 +15,7 @@ _COLUMN, _LANE, _LEFT, _RIGHT, _LINE = 0.94, 0.82, 1.05, 0.2, 0.14           # i
 _BROKER, _LEDGER = "broker", "ledger"
 _WAITS = LOOKS["pending"].colour
 _ABOVE = ("broker", "delivery", "answer", "publish", "confirm", "gap")            # their words stand over the broker's lane
-_OF_LEDGER = ("ledger", "outbox")                     # and of these under the ledger's
+_OF_LEDGER = ("ledger", "outbox", "terminal")         # and of these under the ledger's
 
 
 def trail(run: Run, effect_key: str, ax=None):
@@ -161,6 +161,11 @@ class _Drawing:
                      gid="effect" if moment.effects else moment.step)
         if moment.waiting > 0:
             self._event(x + 0.2, durable=True)
+
+    def _terminal(self, x: float, moment: Moment) -> None:
+        self.ax.plot([x, x], [self.y[moment.lane], self.y[_LEDGER]], color=MUTED, lw=0.9, ls=(0, (1, 2)), zorder=2)
+        colour = LOOKS["terminal"].colour
+        self.ax.plot(x, self.y[_LEDGER], "s", ms=9, mew=1.6, color=colour, mfc=colour if moment.done else self.ax.get_facecolor(), zorder=4, gid=moment.step)
 
     def _killed(self, x: float, moment: Moment) -> None:
         self.ax.plot(x, self.y[moment.lane], "X", ms=13, color=INK, mec=self.ax.get_facecolor(), mew=1.2, zorder=5, gid="killed")

@@ -15,7 +15,7 @@ _WRITES = (steps.LEDGER_RECORD, steps.LEDGER_RECORD_ONCE)
 class Moment:
     """One column of the picture.
 
-    kind:     "broker", "delivery", "ledger", "outbox", "answer", "publish", "confirm", "killed", "exited", "note", "missing" or "gap"
+    kind:     "broker", "delivery", "ledger", "outbox", "answer", "publish", "confirm", "terminal", "killed", "exited", "note", "missing" or "gap"
     words:    the lines beside its mark; said: the same in a sentence
     handling: which of the trail's deliveries it belongs to, 1 and up, 0 for none
     again:    a redelivery, or an effect that was there already
@@ -95,6 +95,11 @@ class _Reading:
             self._publish(entry)
         elif name == steps.CONFIRM:
             self._confirm(entry)
+        elif name == steps.RETRY_PUBLISH:
+            self._retry(entry)
+        elif name == steps.TERMINAL_RECORD:
+            outcome = "failed" if event.phase == steps.FAILED else event.detail["route"]
+            self._add("terminal", entry, ["terminal", "record", outcome], f"{name}: {outcome}", done=outcome != "failed")
         elif name.startswith("outbox."):
             self._outbox(entry)
         elif name.startswith("ledger."):
@@ -133,6 +138,14 @@ class _Reading:
         extra += ["dropped"] * dropped
         ids.add(detail.get("event_id"))
         self._add("publish", entry, ["publish", *extra], ", ".join(["publish", *extra]), arrived=not dropped, dropped=dropped)
+
+    def _retry(self, entry: Entry) -> None:
+        outcome = "failed" if entry.event.phase == steps.FAILED else entry.event.detail["outcome"]
+        words = ["retry", f"in {entry.event.detail['delay_ms']:,} ms"]
+        if outcome == "confirmed":
+            self._add("publish", entry, words, " ".join(words))
+        else:
+            self._add("note", entry, ["retry", outcome], f"retry, {outcome}", done=False)
 
     def _confirm(self, entry: Entry) -> None:
         outcome = "failed" if entry.event.phase == steps.FAILED else entry.event.detail.get("outcome") or "nothing sent"

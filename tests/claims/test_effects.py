@@ -223,7 +223,7 @@ def test_one_key_with_another_content_is_a_conflict_for_a_person(lab):
         assert numbers(run, "published", "effects", "once", "dead_lettered") == (3, 1, 1, dead_lettered)
         assert run.query("SELECT message_id FROM conflicts") == [("reminder-7-c",)]
     assert run.query("SELECT detail FROM effects") == [('{"amount": 30}',)]
-    assert run.facts.where == {1: "acked", 2: "acked", 3: "dead-lettered"}
+    assert run.facts.where == {1: ["acked"], 2: ["acked"], 3: ["dead-lettered"]}
 
 
 @pytest.mark.claim("I6")

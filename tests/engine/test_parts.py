@@ -14,7 +14,7 @@ from labkit.access import Access
 from labkit.account import Account
 from labkit.broker.address import Address, Secret
 from labkit.databases.sqlite import SqliteHome
-from labkit.delivery import BROKEN
+from labkit.topology import BROKEN
 from labkit.ledger import Ledger, count_effects
 from labkit.trace import CHUNK, Event, Reader, Writer
 
@@ -94,7 +94,7 @@ def test_an_ack_with_multiple_settles_every_earlier_delivery_of_its_lane():
         receive(account, "worker 1", tag, tag)
     receive(account, "worker 2", 1, 4)
     answer(account, "worker 1", 2, multiple=True)
-    assert account.outstanding == {3, 4}
+    assert account.outstanding == {(3, 0), (4, 0)}
 
 
 def test_what_a_dead_worker_held_is_waiting_again_unless_another_has_it_by_now():
@@ -103,7 +103,7 @@ def test_what_a_dead_worker_held_is_waiting_again_unless_another_has_it_by_now()
     receive(account, "worker 1", 2, 2)
     receive(account, "worker 2", 1, 1)                # heard of before the death
     account.take(Event(0, "worker 1", "killed", "note"))
-    assert account.where == {1: "held", 2: "waiting"}
+    assert account.places == {1: ["held"], 2: ["waiting"]}
 
 
 def test_a_confirm_heard_of_after_the_ack_does_not_make_the_copy_wait_again():
@@ -111,7 +111,7 @@ def test_a_confirm_heard_of_after_the_ack_does_not_make_the_copy_wait_again():
     receive(account, "worker 1", 1, 1)
     answer(account, "worker 1", 1)
     account.take(Event(0, "broker", "published", "note", "m", "k", 1))
-    assert (account.where, account.outstanding) == ({1: "acked"}, set())
+    assert (account.places, account.outstanding) == ({1: ["acked"]}, set())
 
 
 def test_a_nack_heard_of_after_the_next_worker_got_the_message_takes_nothing_from_it():
@@ -119,9 +119,9 @@ def test_a_nack_heard_of_after_the_next_worker_got_the_message_takes_nothing_fro
     receive(account, "worker 1", 1, 1)
     receive(account, "worker 2", 1, 1)
     answer(account, "worker 1", 1, "nack", requeue=True)
-    assert account.where == {1: "held"}
+    assert account.places == {1: ["held"]}
     answer(account, "worker 2", 1)
-    assert account.where == {1: "acked"}
+    assert account.places == {1: ["acked"]}
 
 
 def test_a_dead_letter_heard_of_before_its_reject_stays_dead_lettered():
@@ -129,7 +129,7 @@ def test_a_dead_letter_heard_of_before_its_reject_stays_dead_lettered():
     receive(account, "worker 1", 1, 1)
     account.take(Event(0, "broker", "dead-lettered", "note", "m", "k", 1))
     answer(account, "worker 1", 1, "reject", requeue=False)
-    assert (account.where, account.outstanding) == ({1: "dead-lettered"}, set())
+    assert (account.places, account.outstanding) == ({1: ["dead-lettered"]}, set())
 
 
 @pytest.fixture

@@ -6,7 +6,7 @@ from labkit import Message, PlanError, Run, STATUSES, crash
 from labkit.result import Facts
 from labkit.trace import Event
 
-WHERE = ["waiting", "held", "rejected", "acked", "dead-lettered", "dropped", "vanished"]
+WHERE = ["waiting", "delayed", "held", "rejected", "acked", "dead-lettered", "dropped", "vanished"]
 
 
 def facts(**changes):
@@ -17,7 +17,7 @@ def facts(**changes):
 def judged(effects, where, **changes):
     message = Message("invoice-1:reminder")
     published = Event(0, "broker", "published", "note", message.message_id, message.effect_key, 1)
-    return Run([message], [published], facts(effects=effects, where={1: where}, **changes))
+    return Run([message], [published], facts(effects=effects, where={1: [where]}, **changes))
 
 
 @pytest.mark.parametrize("effects, where, status, verdict", [
@@ -59,7 +59,7 @@ def test_how_a_run_ended_counts(ending, verdict):
 
 @given(st.lists(st.tuples(st.sampled_from("abc"), st.sampled_from(WHERE)), max_size=8), st.dictionaries(st.sampled_from("abcd"), st.integers(1, 3)))
 def test_the_statuses_add_up_to_the_keys_whatever_happened(copies, effects):
-    run = Run([Message(key) for key, _ in copies], [], facts(effects=effects, where={n: where for n, (_, where) in enumerate(copies, 1)}))
+    run = Run([Message(key) for key, _ in copies], [], facts(effects=effects, where={n: [where] for n, (_, where) in enumerate(copies, 1)}))
     assert sum(run.counts[status] for status in STATUSES) == run.counts["keys"] == len({key for key, _ in copies})
     assert run.counts["effects"] + run.counts["stray"] == sum(effects.values())
 
