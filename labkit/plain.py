@@ -16,6 +16,14 @@ _PLAIN = {
     "status.move": ("SQL", f"{sql.MOVE_STATUS};\n-- one row changed: moved; none changed: it is in another status\n{sql.FIND_STATUS};"),
     "publish": ("pika", "channel.confirm_delivery()  # once; from then on each publish waits for its confirm\n"
                         "channel.basic_publish(\"\", queue, body, pika.BasicProperties(message_id=…, delivery_mode=2), mandatory=True)"),
+    "retry": ("pika", "channel.queue_declare(\"delay-100\", durable=True, arguments={\n"
+                      "    \"x-queue-type\": \"quorum\", \"x-message-ttl\": 100,                          # nobody consumes from it\n"
+                      "    \"x-dead-letter-exchange\": \"\", \"x-dead-letter-routing-key\": work,       # expired, it goes back to the work queue\n"
+                      "    \"x-dead-letter-strategy\": \"at-least-once\", \"x-overflow\": \"reject-publish\"})\n"
+                      "channel.confirm_delivery()\n"
+                      "channel.basic_publish(\"\", \"delay-100\", body, properties, mandatory=True)  # returns when it is confirmed\n"
+                      "channel.basic_ack(method.delivery_tag)"),
+    "park": ("SQL, then pika", f"{sql.WRITE_RECORD};\n\nchannel.basic_ack(method.delivery_tag)"),
     "outbox.add": ("SQL", f"{sql.ADD_EVENT};"),
     "outbox.waiting": ("SQL", f"-- first, to wait for a relay that is at work:\n{sql.TAKE_TURN};\n{sql.WAITING_EVENTS};"),
     "outbox.mark": ("SQL", f"{sql.MARK_EVENT};"),

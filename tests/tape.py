@@ -19,10 +19,10 @@ class Tape:
         for position in range(1, len(self.messages) + 1):
             self._add("broker", "published", "note", position)
 
-    def receive(self, position=1, attempt=1, worker=1, redelivered=None):
+    def receive(self, position=1, attempt=1, worker=1, redelivered=None, copy=0):
         self._tags[worker] = self._tags.get(worker, 0) + 1
         about = position, None, self._tags[worker]
-        detail = {"redelivered": (attempt or 1) > 1 if redelivered is None else redelivered}
+        detail = {"redelivered": (attempt or 1) > 1 if redelivered is None else redelivered, **({"copy": copy} if copy else {})}
         self._add(f"worker {worker}", "receive", "before", *about, **detail)
         if attempt:
             self._current[worker] = about = position, attempt, self._tags[worker]
@@ -50,6 +50,11 @@ class Tape:
     def handle(self, position=1, worker=1, attempt=1, step="ledger.record_once", outcome="recorded"):
         return self.receive(position, attempt, worker).step(step, outcome, worker).step("ack", "sent", worker, multiple=False).note("returned", worker)
 
+    def retry(self, delay_ms, outcome="confirmed", error="TimeoutError: slow"):
+        """The handler raises, and the message is published again."""
+        self.note("raised", error=error, frames=[], kind="temporary")
+        return self.step("retry.publish", outcome, delay_ms=delay_ms, reason=error.split(":")[0])
+
     def run(self, effects, where=None, **facts):
         """Returns the run; `effects` are the numbers of effects in the order of the keys, `where` is a place for all or position -> place."""
         keys = list(dict.fromkeys(message.effect_key for message in self.messages))
@@ -64,6 +69,19 @@ class Tape:
         self.events.append(Event(float(len(self.events)), lane, name, phase, message and message.message_id, message and message.effect_key,
                                  position, attempt, tag, detail))
         return self
+
+
+def used_up():
+    """A message that is tried twice, and then put before a person."""
+    tape = Tape().receive().retry(100).step("ack", "sent").receive(1, 2, redelivered=False, copy=1)
+    return tape.note("raised", error="TimeoutError: slow", frames=[], kind="temporary").step("terminal.record", "recorded", route="manual-review", reason="TimeoutError").step(
+        "ack", "sent").run([0], where={1: account.ACKED}, records=[{"message_id": "reminder-1", "effect_key": "invoice-1:reminder", "route": "manual-review"}])
+
+
+def doubled():
+    """A worker that dies between the publish of the retry and the ack: two copies."""
+    return Tape().receive().retry(50).kill("crash.after('retry.publish')").handle(1, attempt=2).receive(1, 3, redelivered=False, copy=1).step(
+        "ledger.record_once", "duplicate").step("ack", "sent").note("returned").run([1])
 
 
 class Produced:

@@ -85,6 +85,8 @@ PICTURES = {
     "in vain": lambda: in_vain().plot(), "publish dropped": lambda: publish_dropped().plot(), "a handler that publishes": lambda: publishing_handler().plot(), "no order": lambda: Produced().run().plot(),
     "orders": lambda: tape.many_orders().plot(), "sweep with an outbox": lambda: tape.of_outbox().plot(),
     "sweeps of producers": lambda: tape.of_commit_first().plot(tape.of_outbox()),
+    "used up": lambda: tape.used_up().plot(), "doubled": lambda: tape.doubled().plot(),
+    "retry not taken": lambda: Tape().receive().retry(1000, "returned").step("nack", "sent", requeue=True).handle(1, attempt=2).run([1]).plot(),
     "retention of twelve": lambda: plots.retention([kept(limit, limit, max(0, 8 - limit)) for limit in range(1, 13)]),
 }
 
@@ -580,6 +582,16 @@ def undrawn(figure):
                        if not ax.axison or not low <= tick.get_loc() <= high]
             labels += [axis.label] * (not ax.axison)
     return labels
+
+
+def test_a_copy_waits_on_the_brokers_lane_until_its_own_delivery_and_a_record_stands_on_the_ledgers():
+    axes = tape.doubled().plot().figure.axes[0]
+    delay, = named(axes, "delay")
+    retry, deliveries = named(axes, "retry.publish"), named(axes, "delivery")
+    assert delay.get_xdata()[0] == retry[0].xy[0] and delay.get_xdata()[1] == deliveries[-1].xy[0]        # not that of the redelivery in between
+    assert "retry in 50 ms" in tape.doubled().plot().alternative
+    record, = named(tape.used_up().plot().figure.axes[0], "terminal.record")
+    assert same_color(record.get_color(), LOOKS["terminal"].colour) and "terminal.record: manual-review" in tape.used_up().plot().alternative
 
 
 def named(ax, gid):

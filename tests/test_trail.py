@@ -164,3 +164,10 @@ def heard_of(name, run, later):
     for number, event in enumerate(events):
         object.__setattr__(event, "at_ms", float(number))
     return run
+
+
+def test_a_retry_and_a_record_tell_their_delay_their_reason_and_their_route():
+    assert told(tape.used_up(), "invoice-1:reminder", "worker 1") == [
+        ("receive", "redelivered=False"), ("raised", "TimeoutError: slow (temporary)"), ("retry.publish", "confirmed, in 100 ms: TimeoutError"), ("ack", "sent"),
+        ("receive", "redelivered=False"), ("raised", "TimeoutError: slow (temporary)"),
+        ("terminal.record", "recorded, for manual-review: TimeoutError"), ("ack", "sent")]

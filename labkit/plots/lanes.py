@@ -39,6 +39,7 @@ def trail(run: Run, effect_key: str, ax=None):
         drawing.busy(shown)
         drawing.transactions(shown)
         drawing.waiting(shown)
+        drawing.delays(shown)
         for at, moment in enumerate(shown):
             drawing.moment(at, moment)
     said = "; ".join(moment.said for moment in shown)
@@ -89,6 +90,13 @@ class _Drawing:
                 edges.append(self.x(at))
         for start, end in zip(edges[::2], [*edges[1::2], self._width - _RIGHT]):
             self.ax.plot([start, end], [self.y[_LEDGER]] * 2, color=_WAITS, lw=2.4, solid_capstyle="butt", zorder=2, gid="waiting")
+
+    def delays(self, shown: list[Moment]) -> None:
+        """A line on the broker's lane for each copy that waits in a delay queue: to its delivery, or to the end."""
+        for at, moment in enumerate(shown):
+            if moment.step == steps.RETRY_PUBLISH and moment.copy:
+                back = next((self.x(later) for later in range(at + 1, len(shown)) if shown[later].copy == moment.copy), self._width - _RIGHT)
+                self.ax.plot([self.x(at), back], [self.y[_BROKER]] * 2, color=_WAITS, lw=2.4, solid_capstyle="butt", zorder=2, gid="delay")
 
     def moment(self, at: int, moment: Moment) -> None:
         getattr(self, f"_{moment.kind}")(self.x(at), moment)

@@ -21,6 +21,7 @@ class Moment:
     again:    a redelivery, or an effect that was there already
     effects:  how many effects of the key became durable here
     waiting:  how many more events of the key wait in the outbox from here on, durably
+    copy:     of a retry, the copy that it makes; of a delivery, the copy that it hands over; else, and for the first one, None
     """
 
     kind: str
@@ -33,6 +34,7 @@ class Moment:
     again: bool = False
     effects: int = 0
     waiting: int = 0
+    copy: tuple[int, int] | None = None
     arrived: bool = True
     dropped: bool = False
 
@@ -115,7 +117,8 @@ class _Reading:
         self._handling[lane] = self._handlings
         number = f" {entry.attempt}" if entry.attempt else ""
         words = [f"message {entry.event.position}"] * (self._copies > 1) + [f"delivery{number}"] + ["redelivered"] * again
-        self._add("delivery", entry, words, f"delivery{number} to {lane}" + ", redelivered" * again, again=again)
+        self._add("delivery", entry, words, f"delivery{number} to {lane}" + ", redelivered" * again, again=again,
+                  copy=(entry.event.position, entry.event.detail["copy"]) if "copy" in entry.event.detail else None)
 
     def _answer(self, entry: Entry) -> None:
         name, outcome, detail = entry.event.name, entry.event.detail.get("outcome"), entry.event.detail
@@ -143,7 +146,7 @@ class _Reading:
         outcome = "failed" if entry.event.phase == steps.FAILED else entry.event.detail["outcome"]
         words = ["retry", f"in {entry.event.detail['delay_ms']:,} ms"]
         if outcome == "confirmed":
-            self._add("publish", entry, words, " ".join(words))
+            self._add("publish", entry, words, " ".join(words), copy=(entry.event.position, entry.event.attempt))
         else:
             self._add("note", entry, ["retry", outcome], f"retry, {outcome}", done=False)
 
