@@ -16,7 +16,8 @@ class Consumer:
 
     def __init__(self, worker: Any, job: dict[str, Any], policy: RetryPolicy | None):
         self._worker, self._job, self._policy = worker, job, policy
-        self._routes = Routes(policy, worker.shop, worker.sender, job["prefix"], job["run"])
+        self._routes = Routes(policy, worker.shop, worker.sender, self._delay_queue)
+        self._delay_queues: dict[int, str] = {}
         self._inbox: collections.deque = collections.deque()
         self._count = 0
         self._left_open = False
@@ -106,6 +107,13 @@ class Consumer:
             self._worker.fail(trouble)
             if not delivery.settled and delivery.channel.is_open:
                 delivery.nack(requeue=True)
+
+    def _delay_queue(self, delay_ms: int) -> str:
+        """Returns the queue for this delay, which the lab declares for all its workers."""
+        if delay_ms not in self._delay_queues:
+            self._worker.ear.tell(t="delay", delay_ms=delay_ms)
+            self._delay_queues[delay_ms] = self._worker.ear.answers.get()[0]["queue"]
+        return self._delay_queues[delay_ms]
 
     def _kind_of(self, error: BaseException) -> str | None:
         """Returns the kind of a failure by the policy; unknown where the policy's own function fails."""

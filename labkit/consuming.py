@@ -4,6 +4,7 @@ It decides by the account of copies when the run is over: never by one look at a
 """
 
 import asyncio
+import functools
 from typing import Any
 
 from labkit import steps, topology
@@ -25,9 +26,10 @@ class Consuming(Supervisor):
 
     def __init__(self, plan: Plan, crew: Any, channel: Any, address: Any, prefix: str, number: int, version: str):
         super().__init__(plan, crew, channel, address, prefix, number, version)
-        self._name = prefix, number
         self._publisher = Publisher(plan, channel, prefix, number, self._note, lambda error: self._fail(error, "a message could not be published"))
         self._beside: asyncio.Task | None = None
+        self._name_of_delay = functools.partial(topology.delay_queue, prefix, number)
+        self._delay_queues: dict[str, asyncio.Task] = {}                      # name -> its declaration
         self._recount = False
         self._stuck_at: Copy | None = None            # the copy that nobody settled, where `_stuck` says so
         self._left = 0                                # what the queue held when everybody had left
@@ -41,14 +43,15 @@ class Consuming(Supervisor):
     def _close(self) -> None:
         if self._beside:
             self._beside.cancel()
-        delays = {event.detail["delay_ms"] for event in self.events if event.name == steps.RETRY_PUBLISH}
-        self._publisher.close(*[self._publisher.events] * self._passed_on(), *[topology.delay_queue(*self._name, delay_ms) for delay_ms in sorted(delays)])
+        for declared in self._delay_queues.values():
+            declared.cancel()
+        self._publisher.close(*[self._publisher.events] * self._passed_on(), *self._delay_queues)
 
     def _job(self, seat: Seat) -> tuple[dict[str, Any], bytes]:
         plan = self._plan
         # With automatic acknowledgement the client's buffer is filled first, so that a kill loses the same number each time.
         fill = len(self.account.outstanding) if plan.automatic and plan.workers == 1 and self._publisher.done else 0
-        return {"queue": self._publisher.work, "prefix": self._name[0], "run": self._name[1], "events": self._publisher.events, "declared": topology.events_arguments(),
+        return {"queue": self._publisher.work, "events": self._publisher.events, "declared": topology.events_arguments(),
                 "prefetch": plan.prefetch, "automatic": plan.automatic, "fill": fill, "max_deliveries": plan.max_deliveries, "forget_after": plan.forget_after}, plan.blob
 
     async def _work_it_off(self) -> None:
@@ -103,6 +106,27 @@ class Consuming(Supervisor):
     def _passed_on(self) -> bool:
         """Tells whether a handler has published something."""
         return any(event.name == steps.PUBLISH for event in self.events)
+
+    def _hear(self, seat: Seat, frame: dict[str, Any]) -> None:
+        if frame["t"] == "delay":
+            self._provide(seat.process, frame["delay_ms"])
+        else:
+            super()._hear(seat, frame)
+
+    def _provide(self, process: Any, delay_ms: int) -> None:
+        """Declares the queue of a delay, once for all workers, and tells who asked when it is there.
+
+        By one connection, because a quorum queue that two declare at once may be there and never hand its expired messages on (seen on 3.10.8).
+        """
+        queue = self._name_of_delay(delay_ms)
+        if queue not in self._delay_queues:
+            arguments = topology.delay_arguments(self._publisher.work, delay_ms)
+            self._delay_queues[queue] = asyncio.ensure_future(self._channel.declare({queue: arguments}))
+
+        def there(declared: asyncio.Task) -> None:
+            if not declared.cancelled() and not declared.exception():         # else the broker is lost, which ends the run
+                process.tell({"t": "answer", "queue": queue})
+        self._delay_queues[queue].add_done_callback(there)
 
     def _hear_publisher(self, beside: asyncio.Task) -> None:
         self._changed.set()

@@ -156,6 +156,12 @@ class RetryPolicy:
             return Terminal(self.routes[kind])
         return Retry(delay_ms)
 
+    def longest_ms(self, attempt_ms: float) -> float:
+        """Returns how long a message is under way at most, when each attempt takes `attempt_ms` and no other message is in its way."""
+        delays = sum(max(self.tiers_ms(attempt)) for attempt in range(1, self.max_attempts))
+        longest = self.max_attempts * attempt_ms + delays
+        return longest if self.max_age_ms is None else min(longest, self.max_age_ms + attempt_ms)
+
     def tiers_ms(self, attempt: int) -> list[int]:
         """Returns the delays that may follow this attempt, the shortest first: few, since the broker needs a queue for each."""
         delay = self.delays_ms[min(attempt, len(self.delays_ms)) - 1]

@@ -1,8 +1,8 @@
 """The routes that lead out of a handler beside an answer: back to it after a delay, kept by the broker; to a person; or on as an event."""
 
+from collections.abc import Callable
 from typing import Any
 
-from labkit import topology
 from labkit.message import POSITION_HEADER, PUBLISHED_HEADER, RETRIES_HEADER, Message
 from labkit.retry import Publish, Retry, RetryPolicy
 from labkit.sender import Sender
@@ -15,8 +15,9 @@ _CHECKS = {"temporary": "did the effect happen at one of the attempts?", "termin
 class Routes:
     """`follow` does what the policy says (None where the run has no policy); `again` and `record` are its two ways."""
 
-    def __init__(self, policy: RetryPolicy | None, shop: Any, sender: Sender, prefix: str, run: int):
-        self.policy, self._shop, self._sender, self._prefix, self._run = policy, shop, sender, prefix, run
+    def __init__(self, policy: RetryPolicy | None, shop: Any, sender: Sender, delay_queue: Callable[[int], str]):
+        """delay_queue(delay_ms) returns the name of the queue for this delay, which is there by then."""
+        self.policy, self._shop, self._sender, self._delay_queue = policy, shop, sender, delay_queue
         self.record = shop.terminal.record
 
     def follow(self, delivery: Any, kind: str, reason: str, at_least_ms: int = 0) -> str:
@@ -42,10 +43,9 @@ class Routes:
 
     def again(self, delivery: Any, delay_ms: int, reason: str) -> str:
         """Publishes what was delivered into the queue of this delay, with its retries in the header, and returns the outcome."""
-        queue, work = topology.delay_queue(self._prefix, self._run, delay_ms), topology.work_queue(self._prefix, self._run)
         retries = [*delivery.retries, {"attempt": delivery.attempt, "reason": reason, "delay_ms": delay_ms}]
         headers = {name: delivery.headers[name] for name in (POSITION_HEADER, PUBLISHED_HEADER) if name in delivery.headers}
-        return self._sender.put(queue, topology.delay_arguments(work, delay_ms), delivery.body, {**headers, RETRIES_HEADER: retries}, delivery.message)
+        return self._sender.put(self._delay_queue(delay_ms), delivery.body, {**headers, RETRIES_HEADER: retries}, delivery.message)
 
     def _answer(self, delivery: Any, outcome: str) -> None:
         """Records the answer as the effect, and puts its event into the outbox, in one transaction; then acks."""

@@ -34,7 +34,6 @@ class Sender:
         self._pending: dict[int, Message] = {}        # by their number on the channel, of those that have no outcome yet
         self._outcomes: dict[str, str] = {}           # by message id, of those that were not told yet
         self._returned: set[str] = set()
-        self._known: set[str] = set()                 # queues that were declared on this connection
         self.sent = 0                                 # messages, on this channel
         self.passes = 0                               # of the step, ever
         self.settle_next = False                      # the next message, or its confirm, is to be lost: nothing else with it
@@ -66,15 +65,12 @@ class Sender:
             self.settle_next = False
         return "not sent" if passage.outcome == "not sent" else "sent"
 
-    def put(self, queue: str, arguments: dict[str, Any], body: bytes, headers: dict[str, Any], message: Message) -> str:
-        """Puts a message that was delivered into another queue, which is declared where it is not there, and returns the outcome. No step of its own."""
+    def put(self, queue: str, body: bytes, headers: dict[str, Any], message: Message) -> str:
+        """Puts a message that was delivered into another queue, and returns the outcome. No step of its own."""
         self._reach()
         if not self._usable:
             return "not sent"
         try:
-            if queue not in self._known:
-                self._channel.queue_declare(queue, durable=True, arguments=arguments)
-                self._known.add(queue)
             self._send(queue, body, message, mandatory=True, headers=headers)
         except BROKEN:
             self._lose()
@@ -138,7 +134,7 @@ class Sender:
         self._channel._impl.add_on_return_callback(lambda _, __, properties, ___: self._returned.add(properties.message_id))
         self._connection.add_on_connection_blocked_callback(lambda *_: setattr(self, "_blocked", "blocked"))
         self._connection.add_on_connection_unblocked_callback(lambda *_: setattr(self, "_blocked", None))
-        self.sent, self._blocked, self._known = 0, None, set()
+        self.sent, self._blocked = 0, None
 
     def _send(self, queue: str, body: bytes, message: Message, mandatory: bool, headers: dict[str, Any] | None = None) -> None:
         self.sent += 1

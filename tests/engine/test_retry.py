@@ -52,6 +52,14 @@ def test_every_failure_ends_in_exactly_one_way_and_only_what_is_temporary_is_tri
         assert not isinstance(action, Retry)
 
 
+@given(policies, st.text(), st.floats(0, 1_000))
+def test_no_message_is_longer_under_way_than_the_policy_says(policy, key, work_ms):
+    attempt, age_ms = 1, work_ms
+    while isinstance(action := policy.next_action("temporary", attempt, age_ms, key), Retry):
+        attempt, age_ms = attempt + 1, age_ms + action.delay_ms + work_ms
+    assert age_ms <= policy.longest_ms(work_ms) + 1e-6
+
+
 def test_jitter_spreads_what_failed_together():
     spread = {RetryPolicy().next_action("temporary", 1, 0, str(number)).delay_ms for number in range(50)}
     assert spread == {80, 90, 100, 110, 120}
