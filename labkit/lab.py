@@ -25,6 +25,8 @@ from labkit.paths import runs
 from labkit.plan import MESSAGES_NOW, Plan, many, one_of, positive
 from labkit.producing import ProducePlan, Producing
 from labkit.production import Production
+from labkit.provider.owner import Provider
+from labkit.provider.tab import Tab
 from labkit.race import Race
 from labkit.result import Run
 from labkit.retry import RetryPolicy
@@ -60,6 +62,7 @@ class Lab:
         self._process, self._under_way = os.getpid(), weakref.WeakSet()
         self._session: Session | None = None
         self._crew: Crew | None = None
+        self._provider = Provider()
         controller.carry_out(self._open())
         atexit.register(self.close)
         if not quiet:
@@ -171,6 +174,12 @@ class Lab:
         self._runs += 1
         return survive(self.broker, self._prefix, self._runs, messages)
 
+    @property
+    def provider(self) -> Provider:
+        """The dependency outside, which handlers call by `shop.provider`: tell it how to behave, and ask what it did."""
+        self._check_open()
+        return self._provider
+
     def show(self, verb: str) -> "Plain":
         """Shows what a labkit verb is in plain pika or SQL."""
         from labkit.plain import Plain
@@ -186,6 +195,7 @@ class Lab:
         if self._crew and os.getpid() == self._process:                       # in a fork of the kernel it is not ours to close
             for live in list(self._under_way):
                 live.end()
+            self._provider.close()
             self._crew.close()
             self._crew = None
             if self._session:
@@ -228,7 +238,9 @@ class Lab:
             self._session = await Session.open(self._address, answer_s)
         channel = await self._session.channel(answer_s)
         self._runs += 1
-        return kind(plan, self._crew, channel, self._address, self._prefix, self._runs, self.broker.version)
+        supervisor = kind(plan, self._crew, channel, self._address, self._prefix, self._runs, self.broker.version)
+        supervisor.tab = Tab(self._provider)
+        return supervisor
 
     def _check_open(self) -> None:
         if self._crew is None:

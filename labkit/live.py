@@ -64,13 +64,13 @@ class Live:
             self._supervisor.stop()
 
     def _so_far(self) -> Run:
-        events, fired, where = controller.carry_out(self._look())
+        events, fired, where, charges = controller.carry_out(self._look())
         return self._judged(events, Facts(self._plan.settings(), [str(fault) for fault in self._plan.faults], fired, None, where,
-                                          "stopped", "the run is under way"),
+                                          "stopped", "the run is under way", charges=charges),
                             _asked(lambda: {"effects": ledger.count_effects_so_far(self._plan.ledger)}, self._plan.ledger))
 
-    async def _look(self) -> tuple[list, list, dict]:
-        return self._supervisor.look() if self._supervisor else ([], [], {})
+    async def _look(self) -> tuple[list, list, dict, dict | None]:
+        return (*self._supervisor.look(), await self._supervisor.charges_so_far()) if self._supervisor else ([], [], {}, {})
 
     def _judged(self, events: list, facts: Facts, asked: dict[str, Any]) -> Run:
         return self._plan.result(list(self._plan.messages), events, replace(facts, **asked, inherited=self._inherited), self._plan.ledger)

@@ -24,6 +24,7 @@ _TOLD = {
     (steps.LEDGER_EXECUTE, None): "runs its statement",
     (steps.OUTBOX_ADD, "duplicate"): "finds the event in the outbox", (steps.OUTBOX_ADD, None): "adds an event",
     (steps.OUTBOX_READ, None): "reads the outbox", (steps.OUTBOX_MARK, None): "marks the event",
+    (steps.PROVIDER_CHARGE, None): "charges",
     (steps.PUBLISH, None): "publishes", (steps.CONFIRM, "confirmed"): "has its confirm", (steps.CONFIRM, None): "has no confirm",
     (steps.ACK, None): "acks", (steps.NACK, None): "nacks", (steps.REJECT, None): "rejects",
 }

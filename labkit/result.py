@@ -25,11 +25,11 @@ from labkit.trace import Event
 #: every status that an effect key can end with -> its rule
 STATUSES = {
     "once": "one effect, and nothing of it left to be delivered",
-    "duplicated": "more than one effect",
+    "duplicated": "more than one effect, or more than one charge",
     "lost": "no effect, and no message or record of it anywhere",
     "terminal": "no effect, and the message is with a person",
     "pending": "at most one effect, and a message of it still waiting",
-    "unknown": "the broker or the ledger could not be asked",
+    "unknown": "the broker, the ledger or the provider could not be asked",
 }
 _ALSO = (("charges", "charge"), ("stray", "stray effect"), ("retries", "retry"), ("records", "terminal record"), ("dead_lettered", "dead-lettered"))
 
@@ -46,6 +46,7 @@ class Facts:
     ending:    "over", "deadline", "max_deliveries", "gave up", "stopped" or "unreachable", with `reason` in words
     choices:   in a stepped run, for each turn: the workers that could go, and the one that went
     published: what handlers or a producer published and the broker held at the end, in its order, as fields of `Message`
+    charges:   effect key -> charges that the provider made in this run; None when it could not be asked
     outbox:    effect key -> events of a producer's outbox that are not published yet
     records:   the terminal records in the ledger, as fields of `sql.RECORD_COLUMNS`
     printed:   what the handlers printed, cut at a bound; printed_bytes: how much it was
@@ -68,6 +69,7 @@ class Facts:
     published: list[dict[str, Any]] = field(default_factory=list)
     outbox: dict[str, int] = field(default_factory=dict)
     records: list[dict[str, Any]] = field(default_factory=list)
+    charges: dict[str, int] | None = field(default_factory=dict)
 
 
 class Run:
@@ -93,7 +95,7 @@ class Run:
         effects, tally = self.facts.effects or {}, Counter(self.statuses.values())
         return {"published": sum(event.name == "published" for event in self.events), "keys": len(self._positions),
                 "deliveries": sum(self.deliveries.values()), "effects": sum(effects.get(key, 0) for key in self._positions),
-                "charges": 0, "stray": sum(self.strays.values()), "retries": sum(self.retries.values()), "records": len(self.records),
+                "charges": sum((self.facts.charges or {}).get(key, 0) for key in self._positions), "stray": sum(self.strays.values()), "retries": sum(self.retries.values()), "records": len(self.records),
                 "dead_lettered": sum(places.count(account.DEAD_LETTERED) for places in (self.facts.where or {}).values()),
                 **{status: tally[status] for status in STATUSES}}
 
@@ -242,8 +244,10 @@ class Run:
         if self.facts.effects is None or self.facts.where is None:
             return "unknown"
         effects, where = self.facts.effects.get(key, 0), {where for p in self._positions[key] for where in self.facts.where.get(p, [account.WAITING])}
-        if effects > 1:
+        if effects > 1 or (self.facts.charges or {}).get(key, 0) > 1:
             return "duplicated"
+        if self.facts.charges is None:
+            return "unknown"
         if where & account.OUTSTANDING:
             return "pending"
         if effects == 1:

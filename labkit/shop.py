@@ -3,16 +3,18 @@
 from labkit.ledger import Ledger
 from labkit.message import Message
 from labkit.outbox import Outbox
+from labkit.provider.client import Client
 from labkit.sender import Sender
 from labkit.status import Status
 from labkit.terminal import Terminal
 
 
 class Shop:
-    """`ledger` holds the effects, `status` the state of each entity, `outbox` the events that are still to be published, `terminal` what a person decides on."""
+    """`ledger` holds the effects, `status` the state of each entity, `outbox` the events that are still to be published, `terminal` what a person
+    decides on, and `provider` charges customers."""
 
-    def __init__(self, ledger: Ledger, status: Status, outbox: Outbox, terminal: Terminal, sender: Sender):
-        self.ledger, self.status, self.outbox, self.terminal, self._sender = ledger, status, outbox, terminal, sender
+    def __init__(self, ledger: Ledger, status: Status, outbox: Outbox, terminal: Terminal, sender: Sender, provider: Client):
+        self.ledger, self.status, self.outbox, self.terminal, self.provider, self._sender = ledger, status, outbox, terminal, provider, sender
 
     def publish(self, message: Message, *, to: str | None = None, confirm: bool = True, mandatory: bool = True) -> str:
         """Publishes a message, persistent, and tells what became of it. Two steps: it is sent, and its confirm is waited for.

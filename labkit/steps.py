@@ -31,6 +31,7 @@ LEDGER_EXECUTE = _step("ledger.execute", "a statement of the learner's own runs 
 OUTBOX_ADD = _step("outbox.add", "an event is written to the outbox, to be published later")
 OUTBOX_READ = _step("outbox.read", "the outbox is asked for the events that are not published yet")
 OUTBOX_MARK = _step("outbox.mark", "an event of the outbox is noted as published")
+PROVIDER_CHARGE = _step("provider.charge", "the provider is asked over HTTP to charge a customer, and its answer is waited for")
 PUBLISH = _step("publish", "a message is sent to the broker")
 CONFIRM = _step("confirm", "the broker's word on what was sent is waited for")
 RETRY_PUBLISH = _step("retry.publish", "the message is published again, into the queue of its delay, and the broker's confirm is waited for")
@@ -61,6 +62,7 @@ NOTES: dict[str, str] = {
     "ack.dropped": "the TCP relay read the ack, passed nothing on and cut the connection",
     "publish.dropped": "the TCP relay read the published message, passed nothing on and cut the connection",
     "confirm.dropped": "the TCP relay read the broker's confirm, passed nothing on and cut the connection",
+    "charged": "the provider made a charge, and no worker heard of it",
     "dead-lettered": "the broker moved the message to the dead-letter queue",
 }
 

@@ -8,6 +8,7 @@ import asyncio
 import os
 import signal
 import sys
+from collections import Counter
 from dataclasses import replace
 from typing import Any
 
@@ -20,6 +21,7 @@ from labkit.faults import PRODUCER
 from labkit.firing import Firing
 from labkit.message import Message
 from labkit.prints import Prints
+from labkit.provider.tab import Tab
 from labkit.relay import Relay
 from labkit.result import Facts
 from labkit.seat import Seat
@@ -32,7 +34,9 @@ _FAREWELL_S = 2                                       # for workers to leave, an
 
 
 class Supervisor:
-    """One run under way. `carry_out` returns its facts; `events` grows meanwhile."""
+    """One run under way. `carry_out` returns its facts; `events` grows meanwhile. `tab` is given to it: what it has to do with the provider."""
+
+    tab: Tab
 
     def __init__(self, plan: Any, crew: Crew, channel: Channel, address: Address, prefix: str, number: int, version: str):
         self._plan, self._crew, self._channel, self._address, self._version = plan, crew, channel, address, version
@@ -68,7 +72,8 @@ class Supervisor:
             where = await self._take_leave()
             if self._failure:
                 raise self._failure
-            return self._facts(where)
+            charges = self._chronicle.count_charges(await self.tab.charges())
+            return replace(self._facts(where), charges=charges)
         finally:
             self._dismissing = True
             for seat in self._seats:
@@ -84,6 +89,11 @@ class Supervisor:
         """Returns what is known by now: events, how often each fault fired, and where each copy is."""
         self._read()
         return list(self.events), list(self.firing.fired), self.account.places
+
+    async def charges_so_far(self) -> dict[str, int] | None:
+        """Returns effect key -> charges that the provider made for this run; None when they are not known."""
+        charges = await self.tab.charges(settled=False)
+        return None if charges is None else dict(Counter(effect_key for _, effect_key, _ in charges))
 
     def stop(self) -> None:
         """Ends the run at once, as a person asked."""
@@ -153,6 +163,8 @@ class Supervisor:
                 self.firing.ask(seat, frame)
             case "fenced":
                 self.firing.fire(seat)
+            case "provider":
+                self.tab.serve(seat.process, frame["refused"], lambda error: self._fail(error, "the provider could not be reached"))
             case "unreachable":
                 self._end("unreachable", f"the connection to the broker ended: {seat.lane} cannot reach it any more: {frame['error']}")
             case "unusable":

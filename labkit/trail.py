@@ -164,6 +164,10 @@ def _outcome(event: Event, key: str, tentative: bool) -> str:
         case steps.ACK | steps.NACK | steps.REJECT:
             return ", ".join([str(detail.get("outcome")), *[f"{name}={detail[name]}" for name in ("requeue", "multiple") if detail.get(name) is not None
                                                             and (name, detail[name]) != ("multiple", False)]])
+        case steps.PROVIDER_CHARGE:                   # the name of a charge differs from run to run
+            return "charged"
+        case "charged":
+            return "and nobody heard of it"
         case "published":
             return "confirmed"
         case "killed" | "stopped" if "by" in detail:

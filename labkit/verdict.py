@@ -16,10 +16,14 @@ def _broken(run):
     facts = run.facts
     for key, status in run.statuses.items():
         if status == "duplicated":
-            return BROKEN, f"{plain(key)} was recorded {facts.effects[key]} times", _of(run, key, "ledger.record", "ledger.record_once", "ledger.execute", "killed")
+            numbers = {"recorded": facts.effects.get(key, 0), "charged": (facts.charges or {}).get(key, 0)}
+            return (BROKEN, f"{plain(key)} was " + " and ".join(f"{done} {number} times" for done, number in numbers.items() if number > 1),
+                    _of(run, key, "ledger.record", "ledger.record_once", "ledger.execute", steps.PROVIDER_CHARGE, "charged", "killed"))
     for key, status in run.statuses.items():
         if status == "lost":
-            return BROKEN, f"{plain(key)} was lost: no effect, and no message of it left", _of(run, key, steps.RECEIVE, steps.ACK, "killed", "exited")
+            charged = (facts.charges or {}).get(key)
+            return BROKEN, (f"{plain(key)} was charged, and its record was lost: no effect in the ledger, and no message of it left" if charged else
+                            f"{plain(key)} was lost: no effect, and no message of it left"), _of(run, key, steps.RECEIVE, steps.PROVIDER_CHARGE, "charged", steps.ACK, "killed", "exited")
     for key in run.strays:
         return BROKEN, f"an effect was recorded for {plain(key)}, which nobody published", _of(run, key, *steps.STEPS)
     if facts.misuse:

@@ -28,6 +28,7 @@ from labkit.errors import HandlerError, told
 from labkit.ledger import Ledger
 from labkit.origin import learner_frames
 from labkit.outbox import Outbox
+from labkit.provider.client import Client
 from labkit.sender import Sender
 from labkit.shop import Shop
 from labkit.status import Status
@@ -84,7 +85,8 @@ class Worker:
             return
         self.access = Access(job["ledger"], self.gate, lambda: self.current)
         self.sender = Sender(self._dial, self.gate, lambda: self.current, job["events"], job["declared"])
-        self.shop = Shop(Ledger(self.access, job["consumer"], job["forget_after"]), Status(self.access), Outbox(self.access), Terminal(self.access), self.sender)
+        self.shop = Shop(Ledger(self.access, job["consumer"], job["forget_after"]), Status(self.access), Outbox(self.access), Terminal(self.access), self.sender,
+                         Client(self.gate, lambda: self.current, self._find_provider))
         work = Consumer(self, job, policy) if job["queue"] else Caller(self, job)
         while not self.ear.stopping:
             try:
@@ -193,6 +195,15 @@ class Worker:
                     else:
                         self.sender.settle_next = True
                     return
+
+    def _find_provider(self, refused: str | None = None) -> dict[str, Any]:
+        """Asks the supervisor where the provider is, which starts it; or tells that nobody listened there, for this effect key."""
+        if self._is_copy:
+            raise HandlerError("A child of the handler's process cannot reach the provider.", "only the process that was given the delivery is known",
+                               "Call the provider from the handler itself.")
+        self.ear.tell(t="provider", refused=refused)
+        answer, _ = self.ear.answers.get()
+        return answer
 
     def _wake(self) -> None:
         try:
