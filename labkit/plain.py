@@ -27,6 +27,8 @@ _PLAIN = {
     "outbox.add": ("SQL", f"{sql.ADD_EVENT};"),
     "outbox.waiting": ("SQL", f"-- first, to wait for a relay that is at work:\n{sql.TAKE_TURN};\n{sql.WAITING_EVENTS};"),
     "outbox.mark": ("SQL", f"{sql.MARK_EVENT};"),
+    "provider.charge": ("Python", "request = urllib.request.Request(url, json.dumps({\"effect_key\": effect_key}).encode(), {\"Content-Type\": \"application/json\"})\n"
+                                  "with urllib.request.urlopen(request, timeout=1.0) as response:\n    answer = json.load(response)"),
     "ledger.transaction": ("SQL", "BEGIN IMMEDIATE;\n-- your statements\nCOMMIT;  -- or ROLLBACK;"),
 }
 

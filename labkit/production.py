@@ -35,7 +35,8 @@ class Production(Run):
 
     STATUSES, SWEPT = OUTCOMES, ("orders", "events")
     role, ORDER = PRODUCER, "begun"
-    COLUMNS, KEPT = ("order", "committed", "events", "status"), "every order has its event"
+    columns = ("order", "committed", "events", "status")
+    KEPT = "every order has its event"
 
     @cached_property
     def statuses(self) -> dict[str, str]:
@@ -62,7 +63,7 @@ class Production(Run):
         return (self.facts.effects or {}).get(key, 0), len(self._ids(key))
 
     def row(self, key: str) -> list[Any]:
-        """The values of one key, as COLUMNS names them."""
+        """The values of one key, as `columns` names them."""
         return [key, "?" if self.facts.effects is None else self.facts.effects.get(key, 0), "?" if self.facts.where is None else len(self._ids(key)), self.statuses[key]]
 
     def title(self, key: str) -> str:

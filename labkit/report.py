@@ -15,7 +15,7 @@ _MOST_LINES, _MOST_CHARACTERS = 10, 600
 def run_text(run: Run) -> str:
     """Returns the verdict with its reason, the totals, a row a key, and what was planned, raised and printed."""
     shown, left_out = _rows(run)
-    parts = [f"{run.verdict}: {run.why}", run.total, "", table.text(run.COLUMNS, shown), *[left_out] * bool(left_out)]
+    parts = [f"{run.verdict}: {run.why}", run.total, "", table.text(run.columns, shown), *[left_out] * bool(left_out)]
     notes = _notes(run)
     if notes:
         parts += ["", *[f"{name}: {value}" for name, value in notes]]
@@ -28,7 +28,7 @@ def run_text(run: Run) -> str:
 def run_html(run: Run) -> str:
     """Returns what `run_text` says, as HTML."""
     shown, left_out = _rows(run)
-    parts = [_headline(run.verdict, run.why), table.markup(run.total, run.COLUMNS, shown, header=run.COLUMNS[0])]
+    parts = [_headline(run.verdict, run.why), table.markup(run.total, run.columns, shown, header=run.columns[0])]
     parts += [f'<div style="opacity: .8">{table.escape(left_out)}</div>'] * bool(left_out)
     parts += [f"<div>{name}: {table.escape(value)}</div>" for name, value in _notes(run)]
     printed, cut = _printed(run)
@@ -107,11 +107,11 @@ def _printed(run: Run) -> tuple[list[str], str]:
 
 
 def _sweep_rows(sweep: Sweep) -> list[list]:
-    return [[row.point, *row.numbers, row.status, row.verdict] for row in sweep.rows]
+    return [[row.point, *row.numbers, *[row.charges] * sweep.charged, row.status, row.verdict] for row in sweep.rows]
 
 
 def _sweep_columns(sweep: Sweep) -> tuple[str, ...]:
-    return ("crash point", *sweep.rows[0].run.SWEPT, "status", "verdict")
+    return ("crash point", *sweep.rows[0].run.SWEPT, *["charges"] * sweep.charged, "status", "verdict")
 
 
 def _sweep_caption(sweep: Sweep) -> str:

@@ -95,7 +95,8 @@ class Run:
         effects, tally = self.facts.effects or {}, Counter(self.statuses.values())
         return {"published": sum(event.name == "published" for event in self.events), "keys": len(self._positions),
                 "deliveries": sum(self.deliveries.values()), "effects": sum(effects.get(key, 0) for key in self._positions),
-                "charges": sum((self.facts.charges or {}).get(key, 0) for key in self._positions), "stray": sum(self.strays.values()), "retries": sum(self.retries.values()), "records": len(self.records),
+                "charges": sum((self.facts.charges or {}).get(key, 0) for key in self._positions),
+                "stray": sum(self.strays.values()), "retries": sum(self.retries.values()), "records": len(self.records),
                 "dead_lettered": sum(places.count(account.DEAD_LETTERED) for places in (self.facts.where or {}).values()),
                 **{status: tally[status] for status in STATUSES}}
 
@@ -145,14 +146,21 @@ class Run:
         """The two numbers of one key that SWEPT names."""
         return self.deliveries[key], (self.facts.effects or {}).get(key, 0)
 
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """COLUMNS, and one for the charges where the provider made some."""
+        return (*self.COLUMNS[:-1], *["charges"] * (self.facts.charges != {}), self.COLUMNS[-1])
+
     def row(self, key: str) -> list[Any]:
-        """The values of one key, as COLUMNS names them."""
-        return [key, self.deliveries[key], "?" if self.facts.effects is None else self.facts.effects.get(key, 0), self.statuses[key]]
+        """The values of one key, as `columns` names them."""
+        charges = [] if self.facts.charges == {} else ["?" if self.facts.charges is None else self.facts.charges.get(key, 0)]
+        return [key, self.deliveries[key], "?" if self.facts.effects is None else self.facts.effects.get(key, 0), *charges, self.statuses[key]]
 
     def title(self, key: str) -> str:
         """The key, its numbers and its status, in one line."""
         effects = None if self.facts.effects is None else self.facts.effects.get(key, 0)
-        return f"{plain(key)}: {count(self.deliveries[key], 'delivery')}, {count(effects, 'effect')}, {self.statuses[key]}"
+        charges = f"{count(self.facts.charges.get(key, 0), 'charge')}, " if self.facts.charges else ""
+        return f"{plain(key)}: {count(self.deliveries[key], 'delivery')}, {count(effects, 'effect')}, {charges}{self.statuses[key]}"
 
     def missing(self, key: str) -> tuple[str, str, list[str], str] | None:
         """What is missing of a key in the end: (lane, step, words, sentence), as a picture shows it; None when nothing is."""

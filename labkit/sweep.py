@@ -35,6 +35,11 @@ class SweepRow:
         return ["?" if name in unasked else self.run.counts[name] for name in self.run.SWEPT]
 
     @property
+    def charges(self) -> int | str:
+        """The charges at the provider; "?" where that could not be asked."""
+        return "?" if self.run.facts.charges is None else sum(self.run.facts.charges.values())
+
+    @property
     def deliveries(self) -> int:
         return self.run.counts["deliveries"]
 
@@ -71,6 +76,11 @@ class Sweep:
             return "the run without a crash showed no step, so there was no crash point to try"
         bad = sum(row.verdict == self.verdict for row in self.rows[1:])
         return f"{row.point}: {row.run.why} ({bad} of {points} crash points are {self.verdict})"
+
+    @property
+    def charged(self) -> bool:
+        """Tells whether the provider made charges."""
+        return any(row.charges for row in self.rows)
 
     @property
     def counts(self) -> Mapping[str, int]:

@@ -10,6 +10,7 @@ import nbformat
 import pytest
 
 from labkit import OUTCOMES, STATUSES, STEPS, faults, verdict
+from labkit.provider.behaviour import BEHAVIOURS
 from labkit.setup import commands, notebooks
 from labkit.setup.environment import ROOT
 from labkit.steps import NOTES
@@ -88,6 +89,7 @@ def test_the_glossary_tells_every_step_status_and_verdict_in_the_words_of_the_co
     assert table(GLOSSARY, "Steps") == STEPS
     assert table(GLOSSARY, "What else a trail tells") == NOTES
     assert table(GLOSSARY, "Where an effect key ends") == STATUSES
+    assert table(GLOSSARY, "How the provider behaves") == BEHAVIOURS
     assert table(GLOSSARY, "Where an order ends") == OUTCOMES
     assert set(table(GLOSSARY, "What a run proves")) == {verdict.HOLDS, verdict.BROKEN, verdict.UNKNOWN}
 

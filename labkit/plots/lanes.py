@@ -1,4 +1,4 @@
-"""Picture 1, the trail of one effect key: a lane for the broker, each worker and the ledger, events from left to right."""
+"""Picture 1, the trail of one effect key: a lane for the broker, each worker, the ledger and a provider that was called, events from left to right."""
 
 import itertools
 
@@ -12,22 +12,24 @@ from labkit.result import Run
 from labkit.table import plain
 
 _COLUMN, _LANE, _LEFT, _RIGHT, _LINE = 0.94, 0.82, 1.05, 0.2, 0.14           # inches
-_BROKER, _LEDGER = "broker", "ledger"
+_BROKER, _LEDGER, _PROVIDER = "broker", "ledger", "provider"
 _WAITS = LOOKS["pending"].colour
 _ABOVE = ("broker", "delivery", "answer", "publish", "confirm", "gap")            # their words stand over the broker's lane
 _OF_LEDGER = ("ledger", "outbox", "terminal")         # and of these under the ledger's
+_OF_PROVIDER = ("charge", "charged")
 
 
 def trail(run: Run, effect_key: str, ax=None):
     """Draws the trail of one effect key under the sentence of the verdict. Raises PlanError for an unknown key."""
     found = run.trail(effect_key)
     shown = moments.of(found)
-    workers = sorted({moment.lane for moment in shown} - {_BROKER, _LEDGER}, key=lambda lane: (lane.split()[0], int(lane.split()[1])))
-    lanes = [_BROKER, *workers, _LEDGER]
+    workers = sorted({moment.lane for moment in shown} - {_BROKER, _LEDGER, _PROVIDER}, key=lambda lane: (lane.split()[0], int(lane.split()[1])))
+    called = any(moment.kind in _OF_PROVIDER for moment in shown)
+    lanes = [_BROKER, *workers, _LEDGER, *[_PROVIDER] * called]
     width = max(5.2, _LEFT + _COLUMN * max(len(shown), 1) + _RIGHT)
     title = head(plain(run.why, 300), width - 0.4)
     top = 0.74 + 0.2 * len(title) + _LINE * max([2, *[len(moment.words) for moment in shown if moment.kind in _ABOVE]])
-    below = _LINE * (max([2, *[len(moment.words) for moment in shown if moment.kind in _OF_LEDGER]]) - 2)
+    below = _LINE * (max([2, *[len(moment.words) for moment in shown if moment.kind in (_OF_PROVIDER if called else _OF_LEDGER)]]) - 2)
     height = top + _LANE * (len(lanes) - 1) + 0.6 + below
     with styled():
         drawing = _Drawing(sheet(width, height, ax), {lane: height - top - _LANE * at for at, lane in enumerate(lanes)}, width)
@@ -101,7 +103,8 @@ class _Drawing:
     def moment(self, at: int, moment: Moment) -> None:
         getattr(self, f"_{moment.kind}")(self.x(at), moment)
         above = moment.kind in _ABOVE or moment.lane == _BROKER
-        self.words(at, _BROKER if above else _LEDGER if moment.kind in _OF_LEDGER else moment.lane, moment.words, above)
+        lane = _BROKER if above else _LEDGER if moment.kind in _OF_LEDGER else _PROVIDER if moment.kind in _OF_PROVIDER else moment.lane
+        self.words(at, lane, moment.words, above)
 
     def words(self, at: int, lane: str, words: list[str], above: bool) -> None:
         y = self.y[lane] + (0.17 + _LINE * (len(words) - 1) if above else -0.25)
@@ -131,8 +134,11 @@ class _Drawing:
             self._break(x, self.y[_BROKER], self._near_broker(moment), moment.dropped)
 
     def _near_broker(self, moment: Moment) -> float:
-        start, end = self.y[moment.lane], self.y[_BROKER]
-        return start + (end - start) * (1 - 0.4 / (1 + round((end - start - _LANE) / _LANE)))
+        return self._near(self.y[moment.lane], self.y[_BROKER])
+
+    def _near(self, start: float, end: float) -> float:
+        """A place on the way to `end`, short of it, and on no other lane."""
+        return start + (end - start) * (1 - 0.4 / (1 + round((abs(end - start) - _LANE) / _LANE)))
 
     def _break(self, x: float, start: float, stop: float, dropped: bool) -> None:
         """A broken arrow from `start`, that ends on the way."""
@@ -154,6 +160,20 @@ class _Drawing:
         """The event that waits in the outbox, filled once it is there for good."""
         self.ax.plot(x, self.y[_LEDGER], ">", ms=8, mew=1.6, color=_WAITS, mfc=_WAITS if durable else self.ax.get_facecolor(), zorder=4,
                      gid="event" if durable else steps.OUTBOX_ADD)
+
+    def _charge(self, x: float, moment: Moment) -> None:
+        start, end = self.y[moment.lane], self.y[_PROVIDER]
+        if moment.arrived:
+            self._arrow(x, start, end, gid="call")
+            if not moment.effects:                    # turned away, or charged for another key
+                self.ax.plot(x, end, "o" if moment.done else "D", ms=9 if moment.done else 5, mew=1.6, color=MUTED, mfc=self.ax.get_facecolor(), zorder=4, gid=moment.step)
+        else:
+            self._break(x, start, self._near(start, end), moment.dropped)
+        if moment.effects:
+            self._charged(x, moment)
+
+    def _charged(self, x: float, moment: Moment) -> None:
+        self.ax.plot(x, self.y[_PROVIDER], "o", ms=11, mew=1.6, color=LOOKS["duplicated" if moment.again else "once"].colour, zorder=4, gid="charge")
 
     def _ledger(self, x: float, moment: Moment) -> None:
         self.ax.plot([x, x], [self.y[moment.lane], self.y[_LEDGER]], color=MUTED, lw=0.9, ls=(0, (1, 2)), zorder=2)

@@ -1,13 +1,16 @@
 """What a trail's picture shows: its entries, put together so that each moment is one column."""
 
+import re
 from dataclasses import dataclass, field
 
 from labkit import steps
 from labkit.faults import PRODUCER, RELAY
 from labkit.table import plain
+from labkit.trace import Event
 from labkit.trail import Entry, Trail
 
 _SHOWN_FIRST, _SHOWN_LAST = 10, 4
+_REFUSED, _UNANSWERED = "ConnectionRefusedError", ("TimeoutError", "Connection", "RemoteDisconnected", "BrokenPipeError")      # what a call of the provider raised
 _WRITES = (steps.LEDGER_RECORD, steps.LEDGER_RECORD_ONCE)
 
 
@@ -15,11 +18,11 @@ _WRITES = (steps.LEDGER_RECORD, steps.LEDGER_RECORD_ONCE)
 class Moment:
     """One column of the picture.
 
-    kind:     "broker", "delivery", "ledger", "outbox", "answer", "publish", "confirm", "terminal", "killed", "exited", "note", "missing" or "gap"
+    kind:     "broker", "delivery", "ledger", "outbox", "answer", "publish", "confirm", "terminal", "charge", "charged", "killed", "exited", "note", "missing" or "gap"
     words:    the lines beside its mark; said: the same in a sentence
     handling: which of the trail's deliveries it belongs to, 1 and up, 0 for none
     again:    a redelivery, or an effect that was there already
-    effects:  how many effects of the key became durable here
+    effects:  how many effects of the key became durable here, or charges were made
     waiting:  how many more events of the key wait in the outbox from here on, durably
     copy:     of a retry, the copy that it makes; of a delivery, the copy that it hands over; else, and for the first one, None
     """
@@ -57,7 +60,8 @@ class _Reading:
         self._tentative: dict[str, int] = {}          # lane -> effects written in its open transaction
         self._moved: dict[str, int] = {}              # lane -> events added to the outbox in it, less those marked
         self._ids: dict[str, set[str]] = {}           # key -> the ids of the events that were published for it
-        self._handlings = self._effects = 0
+        self._handlings = self._effects = self._charges = 0
+        self._in_vain = 0                             # charges that were made while somebody waits in vain for an answer
         self._reached: dict[str, str] = {}            # lane -> a step that was reached and not done
         self._last: dict[str, str] = {}               # lane -> the step done last
         self._dropped: set[str] = set()               # "ack", "publish" or "confirm", until who sent it or waits for it is heard of
@@ -102,6 +106,10 @@ class _Reading:
         elif name == steps.TERMINAL_RECORD:
             outcome = "failed" if event.phase == steps.FAILED else event.detail["route"]
             self._add("terminal", entry, ["terminal", "record", outcome], f"{name}: {outcome}", done=outcome != "failed")
+        elif name == steps.PROVIDER_CHARGE:
+            self._charge(entry)
+        elif name == "charged":
+            self._hear_charge(entry, [other.event for other in rest])
         elif name.startswith("outbox."):
             self._outbox(entry)
         elif name.startswith("ledger."):
@@ -162,6 +170,39 @@ class _Reading:
             self._add("confirm", entry, ["confirm", *words], ", ".join(["confirm", *words]), arrived=not missed, dropped=dropped)
         self._dropped.discard("confirm")
 
+    def _charge(self, entry: Entry) -> None:
+        event, charges = entry.event, 0
+        if event.phase == steps.AFTER:
+            charges = event.detail.get("effect_key", event.effect_key) == self._key
+            how, outcome = {}, ["for another key"] if not charges else []
+        elif event.detail["error"].startswith(_REFUSED):
+            how, outcome = {"arrived": False, "dropped": True}, ["refused"]
+        elif status := re.match(r"HTTPError: HTTP Error (\d+)", event.detail["error"]):
+            how, outcome = {}, [f"answer {status[1]}"]
+        elif event.detail["error"].startswith(_UNANSWERED):
+            charges, self._in_vain = min(self._in_vain, 1), max(self._in_vain - 1, 0)
+            how, outcome = {"arrived": False}, ["no answer"]
+        else:
+            self._add("note", entry, ["charge", "failed"], "charge, failed", done=False)
+            return
+        self._mark_charge("charge", entry, ["charge"], outcome, int(charges), done=event.phase == steps.AFTER, **how)
+
+    def _hear_charge(self, entry: Entry, rest: list[Event]) -> None:
+        """Draws a charge that nobody heard of with the call that waited for its answer, or by itself when nobody waits any more."""
+        begun = {other.lane for other in self._trail.run.events if other.at_ms <= entry.event.at_ms and other.name == steps.PROVIDER_CHARGE and other.phase == steps.BEFORE}
+        ends = [next((other for other in rest if other.lane == lane and other.name in (steps.PROVIDER_CHARGE, "killed", "exited")), None) for lane in begun]
+        waiting = sum(end is not None and end.phase == steps.FAILED and end.detail["error"].startswith(_UNANSWERED) for end in ends)
+        if waiting > self._in_vain:
+            self._in_vain += 1
+        else:
+            self._mark_charge("charged", entry, ["charged"], [], 1)
+
+    def _mark_charge(self, kind: str, entry: Entry, words: list[str], outcome: list[str], charges: int, **more) -> None:
+        again = bool(charges) and self._charges > 0
+        self._charges += charges
+        words = [*words, *["charged" + " again" * again] * (charges and kind == "charge"), *["again"] * (again and kind == "charged"), *outcome]
+        self._add(kind, entry, words, ", ".join(words), again=again, effects=charges, **more)
+
     def _outbox(self, entry: Entry) -> None:
         event, lane = entry.event, entry.event.lane
         outcome = "failed" if event.phase == steps.FAILED else event.detail.get("outcome", "")
@@ -213,7 +254,7 @@ class _Reading:
         elif name == "raised":
             self._undo(lane)
             kind = plain(detail["error"].split(":", 1)[0])
-            self._add("note", entry, ["raised", kind[:16]], f"{lane} raised {kind}")
+            self._add("note", entry, ["raised", (kind if len(kind) <= 16 else kind.removesuffix("Error"))[:17]], f"{lane} raised {kind}")
             if _alone(lane):
                 self._handling.pop(lane, None)        # a handler's delivery is still to be answered
         else:
@@ -236,7 +277,7 @@ class _Reading:
 
 
 def _short(step: str) -> str:
-    return step.removeprefix("ledger.")
+    return step.removeprefix("ledger.").removeprefix("provider.")
 
 
 def _alone(lane: str) -> bool:

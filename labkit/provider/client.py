@@ -50,9 +50,9 @@ class Client:
             connection.request("POST", "/charges", body, {"Content-Type": "application/json", RUN_HEADER: self._where["run"]})
             response = connection.getresponse()
             answer = response.read()
-        except ConnectionRefusedError:
+        except ConnectionRefusedError as error:
             self._ask(refused=effect_key)
-            raise
+            raise ConnectionRefusedError("nobody listens at the provider") from error                         # the system's words have its own number in them
         except http.client.IncompleteRead as error:
             raise ConnectionResetError("the connection ended in the middle of the answer") from error
         finally:

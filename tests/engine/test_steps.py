@@ -22,6 +22,7 @@ def every_step(delivery, shop):
             pass
         with shop.ledger.transaction():
             shop.ledger.remember(delivery.message.message_id)
+        shop.provider.charge(key)
         shop.ledger.record_once(key)
         shop.status.move("invoice-2", "new", "reminded")
         shop.outbox.add(Message(f"{key}:sent"))
