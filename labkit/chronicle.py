@@ -70,6 +70,11 @@ class Chronicle:
         return next((event.turn for event in last), None) == steps.LEDGER_BEGIN
 
     @property
+    def now_ms(self) -> float:
+        """The time, in milliseconds since the run began."""
+        return self._ms(time.monotonic_ns())
+
+    @property
     def errors(self) -> list[str]:
         """The errors, the most frequent first, with how often they came."""
         return [text + (f" — {times} times" if times > 1 else "") for text, times in self._errors.most_common(_MAX_ERRORS)]

@@ -24,6 +24,20 @@ class Live:
         """Tells whether the run is over."""
         return self._work.done
 
+    @property
+    def plan(self) -> Plan:
+        """What is being run."""
+        return self._plan
+
+    @property
+    def supervisor(self) -> Any:
+        """Who carries the run out, for the controller thread only; None before it has begun."""
+        return self._supervisor
+
+    async def over(self, timeout_s: float) -> None:
+        """Returns, on the controller thread, when the run is over or the time has passed."""
+        await self._work.over(timeout_s)
+
     def wait(self) -> Run:
         """Returns the judged run when it is over. An interrupt stops the run and cleans up."""
         return self._work.wait()
@@ -56,7 +70,7 @@ class Live:
         if self._stopped:
             self._supervisor.stop()
         facts = await self._supervisor.carry_out()
-        return self._judged(self._supervisor.events, facts, await asyncio.to_thread(_asked, self._plan.ask, self._plan.ledger))
+        return self._judged(sorted(self._supervisor.events, key=lambda event: event.at_ms), facts, await asyncio.to_thread(_asked, self._plan.ask, self._plan.ledger))
 
     def _stop(self) -> None:
         self._stopped = True                          # the supervisor may not be there yet

@@ -34,7 +34,10 @@ _FAREWELL_S = 2                                       # for workers to leave, an
 
 
 class Supervisor:
-    """One run under way. `carry_out` returns its facts; `events` grows meanwhile. `tab` is given to it: what it has to do with the provider."""
+    """One run under way. `carry_out` returns its facts; `events` grows meanwhile, and is in order within each lane.
+
+    queue: the work queue while its length tells something, else None; `tab` is given to it: what it has to do with the provider.
+    """
 
     tab: Tab
 
@@ -46,6 +49,7 @@ class Supervisor:
         self._prints = Prints()
         self._published: list[Message] = []           # what handlers and producers left at the broker
         self._seats: list[Seat] = []
+        self.queue: str | None = None
         self._via: Address | None = None       # the relay's address, where one is needed
         self._changed = asyncio.Event()
         self._dismissing = False
@@ -87,13 +91,25 @@ class Supervisor:
 
     def look(self) -> tuple[list[Event], list[int], dict[int, list[str]]]:
         """Returns what is known by now: events, how often each fault fired, and where each copy is."""
-        self._read()
+        self.catch_up()
         return list(self.events), list(self.firing.fired), self.account.places
 
     async def charges_so_far(self) -> dict[str, int] | None:
         """Returns effect key -> charges that the provider made for this run; None when they are not known."""
         charges = await self.tab.charges(settled=False)
         return None if charges is None else dict(Counter(effect_key for _, effect_key, _ in charges))
+
+    def catch_up(self) -> float:
+        """Reads what the traces hold by now, and returns the time, in milliseconds since the run began."""
+        known = len(self.events)
+        self._read()
+        if len(self.events) > known:                  # whoever waits for news would miss what was read here
+            self._changed.set()
+        return self._chronicle.now_ms
+
+    async def open_channel(self) -> Channel:
+        """Returns another channel of the same connection. Raises BrokerError."""
+        return await self._channel.open_another()
 
     def stop(self) -> None:
         """Ends the run at once, as a person asked."""
@@ -288,7 +304,6 @@ class Supervisor:
                      if seat.hung and self._chronicle.in_transaction(seat.lane)), "")
 
     def _facts(self, where: dict[int, list[str]] | None) -> Facts:
-        self.events.sort(key=lambda event: event.at_ms)
         return Facts({**self._plan.settings(), "broker": self._version}, [str(fault) for fault in self._plan.faults], self.firing.fired,
                      effects=None, where=where, ending=self._ending or "over", reason=self._reason, printed=self._prints.text,
                      printed_bytes=self._prints.total_bytes, errors=self._chronicle.errors, misuse=self._chronicle.misuse, stuck=self._stuck, choices=self.firing.choices,
