@@ -14,7 +14,7 @@ _PUBLIC = {
     # the faults
     "crash": "faults", "hang": "faults", "lose": "faults", "fail": "faults",
     # what it gives back
-    "Run": "result", "Production": "production", "Sweep": "sweep", "STEPS": "steps", "STATUSES": "result", "OUTCOMES": "production",
+    "Run": "result", "Watch": "watch", "Production": "production", "Sweep": "sweep", "STEPS": "steps", "STATUSES": "result", "OUTCOMES": "production",
     # what joins runs
     "hops": "joined",
     # a relay for `Lab.produce`

@@ -83,6 +83,10 @@ class Channel:
         """The broker's reason for taking no messages now, or None."""
         return self._session.blocked
 
+    async def open_another(self) -> "Channel":
+        """Returns another channel of the same connection. Raises BrokerError."""
+        return await self._session.channel()
+
     async def declare(self, queues: dict[str, dict[str, Any]]) -> None:
         """Declares durable queues, name -> arguments, in this order. When this returns they are there."""
         *others, last = queues.items()                # only the last asks for an answer: pika holds back the next request until one came

@@ -36,11 +36,13 @@ class Consuming(Supervisor):
 
     async def _open(self) -> None:
         await self._publisher.open()
+        self.queue = self._publisher.work
         if self._plan.publish == "while":
             self._beside = asyncio.ensure_future(self._publisher.publish_beside())
             self._beside.add_done_callback(self._hear_publisher)
 
     def _close(self) -> None:
+        self.queue = None
         if self._beside:
             self._beside.cancel()
         for declared in self._delay_queues.values():
@@ -81,6 +83,7 @@ class Consuming(Supervisor):
 
     async def _find_the_rest(self) -> dict[int, list[str]]:
         """Compares the queue with the account; where they differ, looks at what the queue holds."""
+        self.queue = None                             # from here on it is looked into, and so emptied
         ready, outstanding = await self._ready(), set(self.account.outstanding)
         delayed = self._delayed()
         if ready != len(outstanding - delayed) or any(self.account.where[copy] == REJECTED for copy in outstanding):

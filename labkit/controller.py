@@ -35,9 +35,17 @@ class Work:
         try:
             return self._result.result()
         except KeyboardInterrupt:
-            loop().call_soon_threadsafe(lambda: self._task.cancel())
+            self.cancel()
             self.settle(grace_s)
             raise
+
+    def cancel(self) -> None:
+        """Has the work clean up and end."""
+        loop().call_soon_threadsafe(lambda: self._task.cancel())
+
+    async def over(self, timeout_s: float) -> None:
+        """Returns, on the controller thread, when the work is over or the time has passed."""
+        await asyncio.wait({self._task}, timeout=timeout_s)
 
     def settle(self, grace_s: float = 10) -> None:
         """Returns when the work is over, however it ended, or after grace_s."""

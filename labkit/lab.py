@@ -34,6 +34,7 @@ from labkit.steps import BEFORE, STEPS
 from labkit.supervisor import Supervisor
 from labkit.survival import Survival, survive
 from labkit.sweep import Sweep, SweepRow
+from labkit.watch import Watch, watch
 
 
 class Lab:
@@ -94,6 +95,17 @@ class Lab:
         """Begins the same run and returns at once; takes the arguments of `run`."""
         _check("start", arguments)
         return self._begin(handler, messages, **arguments)
+
+    def watch(self, live: Live, *, every_ms: float = 100, for_s: float | None = None, on_sample: Callable[[Watch], Any] | None = None,
+              name: str | None = None) -> Watch:
+        """Looks at a run that is under way, again and again until it is over or for_s seconds have passed, and returns what was seen.
+
+        on_sample: called with the watch so far, whose last sample is new: on the thread that called `watch`, so that it may print, draw and
+                   raise. While it works the samples go on; where it is slower than they are it is not called for each
+        name:      how a picture calls this run; the name of the handler unless you say otherwise
+        An interrupt ends the watching, and not the run. How the run ended is told by live.wait(). Raises PlanError.
+        """
+        return watch(live, every_ms, for_s, on_sample, name)
 
     def sweep(self, handler: Callable, messages: Iterable[Message] | None = None, depth: int = 1, **arguments: Any) -> Sweep:
         """Runs without a crash to find the steps, then once for each crash point: before and after each step.

@@ -181,6 +181,12 @@ class Run:
         """The shortest list of events that shows the verdict."""
         return self._judgement[2]
 
+    @cached_property
+    def measures(self) -> "Measures":
+        """The mean handling time, and beside it what shows that a few messages hold the worker."""
+        from labkit.gauge import measure
+        return measure(self)
+
     def trail(self, effect_key: str) -> "Trail":
         """Returns every event of one effect key, as a table with a plot."""
         from labkit.report import Trail

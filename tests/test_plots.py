@@ -22,6 +22,8 @@ from labkit.faults import crash
 from labkit.message import Message
 from labkit.palette import LOOKS
 from labkit.result import Run
+from labkit.sampling import Sample
+from labkit.watch import Watch
 from tests import tape
 from tests.tape import Produced, Tape
 
@@ -67,6 +69,20 @@ def forgetting():
     return [kept(None, 8), kept(1, 1, 5), kept(2, 2, 3), kept(5, 5)]
 
 
+def seen(name, workers, faults=(), samples=30, repeats=1, hole=()):
+    """Returns a watch: ten messages come at each sample until the 20th, and each worker settles three."""
+    watch, settled = Watch(name, {"workers": workers}, faults=list(faults), began_ms=40.0, over=True), 0
+    for at in range(samples):
+        arrived = min(at + 1, 20) * 10
+        settled = min(arrived, settled + 3 * workers)
+        left = arrived - settled
+        watch.samples.append(Sample(at_ms=100.0 * (at + 1), ready=None if at in hole else max(left - workers, 0), waiting=max(left - workers, 0),
+                                    in_flight=min(left, workers), oldest_ms=30.0 * at * (left > 0), arrivals=arrived, services=settled,
+                                    deliveries=settled * repeats, dead_lettered=0, arrivals_per_s=100.0, services_per_s=30.0 * workers,
+                                    deliveries_per_s=30.0 * workers * repeats, mean_handling_ms=3.0))
+    return watch
+
+
 PICTURES = {
     "duplicated": lambda: tape.duplicated().plot(), "lost": lambda: tape.lost().plot(), "once": lambda: tape.once().plot(),
     "terminal": lambda: tape.terminal().plot(), "ack dropped": lambda: tape.ack_dropped().plot(), "frozen": lambda: frozen().plot(),
@@ -77,7 +93,11 @@ PICTURES = {
     "one cell": lambda: tape.sweep("a handler with a long name", no_crash=tape.once()).plot(), "deep sweep": lambda: deep_sweep().plot(),
     "eight keys": lambda: plots.deliveries_and_effects(many(8, {3}, {5})), "200 keys": lambda: many(200, {3, 77}, {150}).plot(),
     "1,000 keys": lambda: many(1000, {3, 77}, {150}).plot(), "growth": lambda: plots.queue_growth(many(30, {3}, ())),
-    "growth of nothing": lambda: plots.queue_growth(Tape(0).run([])), "retention": lambda: plots.retention(forgetting()),
+    "watched": lambda: seen("one worker", 1, [(700.0, "killed")], hole=(11, 12)).plot(), "watched, nothing seen": lambda: seen("none", 1, samples=0).plot(),
+    "watched, falling": lambda: seen("a handler with a name that is long enough for two lines, perhaps even for three of them", 3).plot(),
+    "three watched": lambda: seen("1 worker", 1, [(700.0, "killed")]).plot(seen("2 workers", 2), seen("4 workers, with a long name that takes two lines", 4)),
+    "five watched": lambda: seen("one", 1).plot(*[seen(f"no. {at}", at) for at in (2, 3, 4, 5)]), "watched beside a run": lambda: seen("one", 1).plot(many(30, {3})),
+    "watched, with repeats": lambda: seen("hot loop", 1, repeats=9).plot(seen("quiet", 1)), "growth of nothing": lambda: plots.queue_growth(Tape(0).run([])), "retention": lambda: plots.retention(forgetting()),
     "retention, too short": lambda: plots.retention(forgetting()[1:3]), "retention of one": lambda: plots.retention([kept(1, 1, 1)]),
     "committed first": lambda: tape.committed_first().plot(), "event lost": lambda: tape.event_lost().plot(), "stray": lambda: tape.stray().plot(),
     "nothing": lambda: tape.nothing().plot(), "confirm dropped": lambda: tape.confirm_dropped().plot(), "passed on": lambda: tape.passed_on().plot(),
@@ -505,6 +525,40 @@ def test_queue_growth_counts_what_waits_and_what_is_in_a_handler():
     assert count(main, "killed") == 1 and len(figure.axes) == 3
 
 
+def test_watches_are_drawn_beside_each_other_on_one_scale_and_told_one_after_the_other():
+    one, two = seen("1 worker", 1, [(740.0, "killed")]), seen("2 workers", 2)
+    picture = one.plot(two)
+    columns = [picture.figure.axes[at::2] for at in (0, 1)]
+    for left, right in zip(*columns):
+        assert left.get_ylim() == right.get_ylim() and left.get_xlim() == right.get_xlim()
+    for (main, *_), watch in zip(columns, (one, two)):
+        assert named(main, "title")[0].get_text() == watch.name
+        assert list(named(main, "ready at the moment")[0].get_ydata()) == [sample.ready for sample in watch.samples]
+        assert named(main, "ready at the moment")[0].get_xdata()[0] == pytest.approx(0.06)
+    assert count(columns[0][0], "killed") == 1 and x_of(named(columns[0][0], "killed")[0]) == pytest.approx(0.7) and not count(columns[1][0], "killed")
+    assert [label.get_text() for label in named(columns[0][1], "label")] == ["confirmed", "settled"] and not count(columns[1][1], "label")
+    assert repr(picture).startswith("Queue growth: 1 worker: 30 samples in 2.9 s, until the run was over; at most 139 ready, the oldest 0.9 s old, "
+                                    "200 confirmed and 90 settled; 1 fault on the axis of time. 2 workers: 30 samples")
+
+
+def test_where_the_broker_did_not_answer_the_curve_has_a_hole():
+    ready = named(seen("one", 1, hole=(11, 12)).plot().figure.axes[0], "ready at the moment")[0].get_ydata()
+    assert [at for at, value in enumerate(ready) if value != value] == [11, 12]
+
+
+def test_what_is_delivered_is_drawn_where_it_is_much_more_than_there_is():
+    for repeats, drawn in ((1, 0), (9, 1)):
+        assert count(seen("one", 3, repeats=repeats).plot().figure.axes[1], "delivered") == drawn
+
+
+@pytest.mark.parametrize("word", ["confirmed", "settled"])
+def test_the_rates_of_a_watch_add_up_to_what_came_after_its_first_sample(word):
+    watch = seen("one", 1)
+    rate, edges, _ = named(watch.plot().figure.axes[1], word)[0].get_data()
+    first, last = ([sample.arrivals, sample.services][word == "settled"] for sample in (watch.samples[0], watch.samples[-1]))
+    assert round(sum(rate * (edges[1:] - edges[:-1]))) == last - first
+
+
 @pytest.mark.parametrize("word", ["confirmed", "settled"])
 def test_the_rates_add_up_to_the_messages(word):
     rate, edges, _ = named(plots.queue_growth(many(30, {3})).figure.axes[1], word)[0].get_data()
@@ -534,7 +588,7 @@ def test_retention_says_so_where_no_limit_was_long_enough_or_each_was():
 
 
 def test_with_axes_given_a_picture_is_drawn_there_and_they_are_returned():
-    for draw in (tape.duplicated().plot, tape.once().trail(KEY).plot, tape.late().plot, many(8).plot, lambda ax: plots.queue_growth(many(8), ax),
+    for draw in (tape.duplicated().plot, tape.once().trail(KEY).plot, tape.late().plot, many(8).plot, lambda ax: plots.queue_growth(many(8), ax=ax),
                  lambda ax: plots.retention(forgetting(), ax)):
         ax = Figure().add_subplot()
         assert draw(ax=ax) is ax and ax.has_data()

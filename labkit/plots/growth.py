@@ -1,127 +1,113 @@
-"""Picture 3, queue growth: what waits and what is in a handler over time, the rates, and the age of the oldest."""
-
-import heapq
+"""Picture 3, queue growth: what waits and what is in a handler over time, the rates, and the age of the oldest; a column for each run."""
 
 import numpy
 from matplotlib.ticker import MaxNLocator
 
-from labkit import steps
-from labkit.account import Account
 from labkit.palette import LOOKS
+from labkit.plots import curves
 from labkit.plots.picture import DELIVERIES, INK, LINE, MUTED, chart, finish, head, styled
+from labkit.table import plain
 
-from labkit.result import Run
-from labkit.table import count, plain
-
-_SAMPLES, _BINS = 600, 40
 _SHORT_MS, _FEW = 2000, 20
-_FAULTS = ("killed", "exited", "stopped", "ack.dropped")
-_MOVES = (*_FAULTS, "published", "dead-lettered", "channel.closed", "cancelled", "connection.lost", steps.RECEIVE, steps.ACK, steps.NACK, steps.REJECT)
+_WIDTH, _COLUMN = 9, 2.9                              # inches: of the picture, and of a column where there are many
 _READY, _IN_FLIGHT = DELIVERIES, LOOKS["terminal"].colour
+_RATES = {"confirmed": _READY, "settled": LOOKS["once"].colour, "delivered": _IN_FLIGHT}
 
 
-def queue_growth(run: Run, ax=None):
-    """Draws ready and in flight over time, with the faults marked; on a figure of its own also the rates and the age of the oldest."""
-    growth = _Growth(run)
+def queue_growth(*shown, ax=None):
+    """Draws runs, or watches of runs, beside each other on one scale: ready and in flight over time with the faults marked, the rates, the age of the oldest.
+
+    With `ax` it draws the first part there, of one run.
+    """
+    columns = [curves.of(one) for one in shown]
+    scale, unit = (1, "milliseconds") if max(column.at[-1] for column in columns) < _SHORT_MS else (1000, "seconds")
     with styled():
-        if ax is None:
-            title = head(plain(run.why, 300), 8.2)
-            main, rates, age = chart(9, 5.4 + 0.2 * len(title), 3, sharex=True, height_ratios=(3, 1.4, 1.2))
-            main.set_title("\n".join(title), loc="left", size=10.5, weight="bold", pad=12, gid="title")
-            growth.draw_rates(rates)
-            growth.draw_age(age)
-            bottom = age
+        if ax is not None:
+            _draw_queue(ax, columns[0], scale, 1)
+            ax.set_ylim(0, columns[0].most * 1.25)
+            drawn = [[ax]]
         else:
-            main = bottom = ax
-        growth.draw_queue(main)
-        bottom.set_xlabel(f"{growth.unit} since the first message was confirmed")
-    return finish(main, ax, f"Queue growth: {run.total}; {count(len(growth.faults), 'fault')} on the axis of time. "
-                            f"Verdict: {run.verdict}; {plain(run.why, 300)}.")
+            width = max(_WIDTH, _COLUMN * len(columns))
+            titles = [head(plain(column.name, 300), (width - 0.8) / len(columns)) for column in columns]
+            above = 11 * any(column.note for column in columns) + 11 * (len(columns) > 1)
+            drawn = chart(width, 5.4 + 0.2 * max(map(len, titles)) + above / 72, 3, len(columns), sharex=True, sharey="row", squeeze=False,
+                          height_ratios=(3, 1.4, 1.2)).T
+            for column, (main, rates, age), title in zip(columns, drawn, titles):
+                main.set_title("\n".join(title), loc="left", size=10.5, weight="bold", pad=(6 if above else 12) + above, gid="title")
+                main.annotate(column.note, (0, 1), (0, 5 + 11 * (len(columns) > 1)), xycoords="axes fraction", textcoords="offset points", color=MUTED, gid="note")
+                _draw_queue(main, column, scale, len(columns))
+                _draw_rates(rates, column, scale, any(other.repeats for other in columns))
+                _draw_age(age, column, scale)
+            _set_scales(drawn, columns, scale)
+        drawn[0][-1].set_xlabel(f"{unit} since the first message was confirmed", **{"loc": "left", "in_layout": False} if len(columns) > 1 else {})
+        for others in drawn[1:]:
+            others[-1].set_xlabel(" ")                # room for the one that is written for all
+    return finish(drawn[0][0], ax, "Queue growth: " + " ".join(column.words for column in columns))
 
 
-class _Growth:
-    """The curves over `at`, in units of `unit`: messages `ready`, `in_flight`, and the `age` of the oldest one; and when the rest happened."""
+def _draw_queue(ax, column: curves.Curves, scale: float, columns: int) -> None:
+    at, ready, in_flight = column.thinned(column.ready, column.in_flight)
+    at, post = at / scale, None if column.sampled else "post"
+    ax.fill_between(at, ready, step=post, color=_READY, alpha=0.3, lw=0, gid="ready")
+    ax.plot(at, ready, drawstyle="steps-post" if post else "default", color=_READY, lw=1.4, gid="ready at the moment")
+    ax.step(at, in_flight, where="post", color=_IN_FLIGHT, lw=1.4, gid="in flight")
+    if columns == 1:
+        _label(ax, at, numpy.nan_to_num(ready), column.told, MUTED)
+        _label(ax, at, in_flight, "in flight", _IN_FLIGHT, below=in_flight.max() > 0.4 * column.most or column.most == 1)
+    for line, name in enumerate(dict.fromkeys(name for _, name in column.faults)):
+        times = [now / scale for now, other in column.faults if other == name]
+        few = len(times) <= _FEW
+        ax.plot(times, [0] * len(times), "X" if few else "|", ms=9, color=INK, mec=ax.get_facecolor() if few else INK, ls="", clip_on=False,
+                zorder=5, gid=name)
+        if few:
+            ax.vlines(times, 0, 1, transform=ax.get_xaxis_transform(), color=LINE, lw=0.8, zorder=0)
+        ax.annotate(name + (f", {len(times):,} times" if len(times) > 1 else ""), (times[0], 1), (0, -9 - 11 * line), xycoords=ax.get_xaxis_transform(),
+                    textcoords="offset points", ha="center", size=8, gid="fault")
+    ax.yaxis.set_major_locator(MaxNLocator(integer=True, nbins=6))
+    ax.yaxis.set_major_formatter("{x:,.0f}")
+    ax.set_ylabel("messages")
 
-    def __init__(self, run: Run):
-        settings = run.facts.settings
-        automatic = settings.get("acknowledge") == "auto"
-        self._ready_words = "ready" if settings.get("prefetch", 1) == 1 else "ready, or prefetched and not begun"
-        account, published, waiting = Account(automatic, settings.get("dead_letter", True)), {}, []
-        start = next((event.at_ms for event in run.events if event.name == "published"), 0.0)
-        self.unit, scale = ("milliseconds", 1) if not run.events or run.events[-1].at_ms - start < _SHORT_MS else ("seconds", 1000)
-        points, self.arrivals, self.services, self.faults = [], [], [], []
-        before = 0
-        for event in run.events:
-            if event.name not in _MOVES:
-                continue
-            now = (event.at_ms - start) / scale
-            account.take(event)
-            if event.name == "published":
-                published[event.position] = now
-                heapq.heappush(waiting, event.position)
-                self.arrivals.append(now)
-                before += 1
-            elif event.name in _FAULTS:
-                self.faults.append((now, event.name))
-            outstanding = len(account.outstanding)
-            self.services += [now] * (before - outstanding)
-            before = outstanding
-            while waiting and waiting[0] not in account.outstanding:
-                heapq.heappop(waiting)
-            in_flight = 0 if automatic else min(outstanding, sum(len(tags) for tags in account.held.values()))
-            points.append((now, outstanding - in_flight, in_flight, now - published[waiting[0]] if waiting else 0.0))
-        self.at, self.ready, self.in_flight, self.age = numpy.array(points or [(0.0, 0, 0, 0.0)]).T
-        self.most_ready = int(self.ready.max())
 
-    def draw_queue(self, ax) -> None:
-        at, ready, in_flight = self._sampled(self.ready, self.in_flight)
-        ax.fill_between(at, ready, step="post", color=_READY, alpha=0.3, lw=0, gid="ready")
-        ax.step(at, ready, where="post", color=_READY, lw=1.4, gid="ready at the moment")
-        ax.step(at, in_flight, where="post", color=_IN_FLIGHT, lw=1.4, gid="in flight")
-        self._label(ax, at, ready, self._ready_words, MUTED)
-        most = max(1, self.most_ready, self.in_flight.max())
-        self._label(ax, at, in_flight, "in flight", _IN_FLIGHT, below=in_flight.max() > 0.4 * most or most == 1)
-        for line, name in enumerate(dict.fromkeys(name for _, name in self.faults)):
-            times = [now for now, other in self.faults if other == name]
-            few = len(times) <= _FEW
-            ax.plot(times, [0] * len(times), "X" if few else "|", ms=9, color=INK, mec=ax.get_facecolor() if few else INK, ls="", clip_on=False,
-                    zorder=5, gid=name)
-            if few:
-                ax.vlines(times, 0, 1, transform=ax.get_xaxis_transform(), color=LINE, lw=0.8, zorder=0)
-            ax.annotate(name + (f", {len(times):,} times" if len(times) > 1 else ""), (times[0], 1), (0, -9 - 11 * line), xycoords=ax.get_xaxis_transform(),
-                        textcoords="offset points", ha="center", size=8, gid="fault")
-        ax.set_ylim(0, most * 1.25)
-        ax.yaxis.set_major_locator(MaxNLocator(integer=True, nbins=6))
-        ax.yaxis.set_major_formatter("{x:,.0f}")
-        ax.set_ylabel("messages")
+def _draw_rates(ax, column: curves.Curves, scale: float, repeats: bool) -> None:
+    for word in list(_RATES)[:3 if repeats else 2]:
+        rate, edges = column.rates(word)
+        ax.stairs(rate, edges / scale, color=_RATES[word], lw=2.6 if word == "confirmed" else 1.4, zorder=3 if word == "settled" else 2, gid=word)
+    ax.set_ylabel("a second")
+    ax.yaxis.set_major_formatter("{x:,.0f}")
 
-    def draw_rates(self, ax) -> None:
-        edges = numpy.linspace(self.at[0], max(self.at[-1], self.at[0] + 1e-3), _BINS + 1)
-        for times, colour, word in ((self.arrivals, _READY, "confirmed"), (self.services, LOOKS["once"].colour, "settled")):
-            rate = numpy.histogram(times, edges)[0] / numpy.diff(edges) * (1000 if self.unit == "milliseconds" else 1)
-            ax.stairs(rate, edges, color=colour, lw=1.4, gid=word)
-            end = 0 if word == "confirmed" else _BINS      # one at each end, so that they never meet
-            ax.annotate(word, (edges[end], rate.max()), (0, 3), textcoords="offset points", ha="left" if end == 0 else "right", color=colour, size=8,
-                        weight="bold", gid="label")
-        ax.set_ylabel("a second")
-        ax.yaxis.set_major_formatter("{x:,.0f}")
-        ax.set_ylim(0, max(1, ax.get_ylim()[1]) * 1.2)
 
-    def draw_age(self, ax) -> None:
-        at, age = self._sampled(self.age)
-        ax.fill_between(at, age, color=LOOKS["pending"].colour, alpha=0.35, lw=0, gid="age")
-        ax.set_ylabel(f"age of the\noldest, {'ms' if self.unit == 'milliseconds' else 's'}")
-        ax.set_ylim(0)
+def _draw_age(ax, column: curves.Curves, scale: float) -> None:
+    at, age = column.thinned(column.age)
+    ax.fill_between(at / scale, age / scale, color=LOOKS["pending"].colour, alpha=0.35, lw=0, gid="age")
+    ax.set_ylabel(f"age of the\noldest, {'ms' if scale == 1 else 's'}")
 
-    def _sampled(self, *curves):
-        """Returns the times and the curves, thinned to what can be seen; a step is kept where it was."""
-        if len(self.at) <= _SAMPLES:
-            return self.at, *curves
-        chosen = numpy.searchsorted(self.at, numpy.linspace(self.at[0], self.at[-1], _SAMPLES), side="right") - 1
-        return self.at[chosen], *[curve[chosen] for curve in curves]
 
-    @staticmethod
-    def _label(ax, at, curve, words: str, colour: str, below: bool = False) -> None:
-        peak = int(numpy.argmax(curve))
-        ax.annotate(words, (at[peak], curve[peak]), (3, -4 if below else 3), textcoords="offset points", va="top" if below else "bottom", color=colour,
-                    size=8, weight="bold", gid="label")
+def _set_scales(drawn, columns: list[curves.Curves], scale: float) -> None:
+    """One scale for all columns; what is written at the left of a row is written once."""
+    main, rates, age = drawn[0]
+    repeats = any(column.repeats for column in columns)
+    _write_above(rates, {word: colour for word, colour in _RATES.items() if word != "delivered" or repeats})
+    if len(columns) > 1:
+        _write_above(main, {column.told: MUTED for column in columns} | {"in flight": _IN_FLIGHT})
+    main.set_ylim(0, max(column.most for column in columns) * 1.25)
+    rates.set_ylim(0, max([1, *[column.rates(word)[0].max() for column in columns for word in _RATES if word != "delivered" or repeats]]) * 1.15)
+    age.set_ylim(0, max([column.age.max() for column in columns] + [1e-3]) / scale * 1.05)
+    for others in drawn[1:]:
+        for ax in others:
+            ax.set_ylabel("")
+
+
+def _write_above(ax, words: dict[str, str]) -> None:
+    """Writes what the curves are, each in its colour, above the axes: where several columns share them, once is enough."""
+    left = 0
+    for word, colour in words.items():
+        ax.annotate(word, (0, 1), (left, 3), xycoords="axes fraction", textcoords="offset points", color=colour, size=8, weight="bold", gid="label")
+        left += 5.3 * len(word) + 9
+
+
+def _label(ax, at, curve, words: str, colour: str, below: bool = False) -> None:
+    peaks = numpy.flatnonzero(curve == curve.max())
+    peak = peaks[len(peaks) // 2]
+    late = at[peak] - at[0] > 0.6 * (at[-1] - at[0])  # there is no room at its right
+    ax.annotate(words, (at[peak], curve[peak]), (-3 if late else 3, -4 if below else 3), textcoords="offset points", va="top" if below else "bottom",
+                ha="right" if late else "left", color=colour, size=8, weight="bold", gid="label")

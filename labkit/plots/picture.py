@@ -62,11 +62,11 @@ def sheet(width: float, height: float, ax=None):
     return ax
 
 
-def chart(width: float, height: float, rows: int = 1, **arguments):
-    """Returns `rows` charts below each other on a new figure, with a margin around them."""
+def chart(width: float, height: float, rows: int = 1, columns: int = 1, **arguments):
+    """Returns `rows` charts below each other, and so `columns` of them beside each other, on a new figure with a margin around them."""
     figure = Figure(figsize=(width, height), layout="constrained")
     figure.get_layout_engine().set(w_pad=0.16, h_pad=0.14, hspace=0)
-    return figure.subplots(rows, 1, **arguments)
+    return figure.subplots(rows, columns, **arguments)
 
 
 def head(title: str, width: float) -> list[str]:

@@ -13,7 +13,7 @@ from collections.abc import Callable
 
 from labkit import Lab, crash
 from tests import postgres
-from tests.bench import publishing
+from tests.bench import publishing, watching
 from tests.bench.bare import QUORUM, Bare
 
 ROUNDS, MESSAGES, MANY = 40, 5_000, 50_000
@@ -49,6 +49,7 @@ def main() -> None:
         many(lab)
         race(lab)
         publishing.main("SQLite", lab)
+        watching.main(lab, remind_once)
         if postgres.programs() or os.environ.get("LABKIT_POSTGRES_URL"):
             with Lab(ledger=postgres.url(), broker=lab.broker, quiet=True) as on_postgres:
                 throughput("PostgreSQL", on_postgres, bare)
