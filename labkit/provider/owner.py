@@ -52,9 +52,9 @@ class Provider:
 
     @property
     def calls(self) -> list[dict[str, Any]]:
-        """What came in since it counts, in order: {"at_ms": since then, "status": 200, "effect_key": …}.
+        """What came in since it counts, in order: {"at_ms": since then, "status": 200, "effect_key": …, "took_ms": 3.1}.
 
-        The status is what it answered, "no answer", "refused" (nobody listened), or "under way".
+        `took_ms` is None where it did not answer, or not yet. The status is what it answered, "no answer", "refused" (nobody listened), or "under way".
         """
         return self._do(self._ask_if_there("calls", []))
 

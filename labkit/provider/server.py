@@ -174,12 +174,15 @@ class Server:
         """Does what is asked, and returns status, body and headers of the answer; None for silence."""
         if request.target != ("POST", "/charges"):
             return 404, {"error": "there is POST /charges, and nothing else"}, {}
-        call = self._note_call(request.effect_key)
-        status, body, headers = await self._charge(request)
+        call, began_ns = self._note_call(request.effect_key), time.monotonic_ns()
+        status, body, headers = await self._charge(request, call["at_ms"])
         call["status"] = status
-        return None if status == NO_ANSWER else (status, body, headers)
+        if status == NO_ANSWER:
+            return None
+        call["took_ms"] = (time.monotonic_ns() - began_ns) / 1e6              # not by what it counts from, which may have changed meanwhile
+        return status, body, headers
 
-    async def _charge(self, request: "_Request") -> tuple[Any, Any, dict[str, Any]]:
+    async def _charge(self, request: "_Request", at_ms: float) -> tuple[Any, Any, dict[str, Any]]:
         if not isinstance(request.effect_key, str):
             return 400, {"error": "the body is to be JSON with an effect_key, a text"}, {}
         behaviour, charges, line, limit = self._behaviour, self._charges, self._line, self._limit
@@ -189,7 +192,7 @@ class Server:
             return 429, {"error": "too many calls, come again later"}, {"Retry-After": behaviour.retry_after_s}
         if behaviour.how == BROKEN:
             return 500, {"error": "something is broken"}, {}
-        if limit and not limit.takes(time.monotonic_ns() / 1e6):
+        if limit and not limit.takes(at_ms):
             return 429, {"error": f"more than {behaviour.limit_per_s} calls within a second"}, {"Retry-After": 1}
         async with line:                              # which serves whoever came first
             if behaviour.ms:
@@ -202,7 +205,7 @@ class Server:
         return NO_ANSWER if behaviour.how == SILENT else 200, {**request.body, "charge": charge}, {}
 
     def _note_call(self, effect_key: Any) -> dict[str, Any]:
-        self._calls.append({"at_ms": (time.monotonic_ns() - self._began_ns) / 1e6, "status": UNDER_WAY, "effect_key": effect_key})
+        self._calls.append({"at_ms": (time.monotonic_ns() - self._began_ns) / 1e6, "status": UNDER_WAY, "effect_key": effect_key, "took_ms": None})
         return self._calls[-1]
 
     def _spend(self) -> None:
