@@ -16,7 +16,8 @@ from labkit.trace import Event
 #: what happens to a worker or to its connection, and is marked on the axis of time
 FAULTS = ("killed", "exited", "stopped", "ack.dropped")
 _ENDS = ("returned", "raised")
-_READ = {*FAULTS, *_ENDS, "started", "published", "dead-lettered", "channel.closed", "cancelled", "connection.lost", steps.RECEIVE, *steps.ANSWERS}
+_READ = {*FAULTS, *_ENDS, "started", "published", "dead-lettered", "channel.closed", "cancelled", "connection.lost", steps.RECEIVE, steps.RETRY_PUBLISH,
+         *steps.ANSWERS}
 
 
 @dataclass(frozen=True)
@@ -77,14 +78,14 @@ class Gauge:
             self._confirmed_ms[event.position] = event.at_ms
             heapq.heappush(self._waiting, event.position)
         self.dead_lettered += name == "dead-lettered"
-        while self._waiting and self._waiting[0] not in self._account.outstanding:
+        while self._waiting and self._waiting[0] not in self._account.open:
             heapq.heappop(self._waiting)
         return True
 
     @property
     def outstanding(self) -> int:
         """Messages that are confirmed and not settled."""
-        return len(self._account.outstanding)
+        return len(self._account.open)
 
     @property
     def services(self) -> int:
