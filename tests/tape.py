@@ -55,6 +55,20 @@ class Tape:
         self.note("raised", error=error, frames=[], kind="temporary")
         return self.step("retry.publish", outcome, delay_ms=delay_ms, reason=error.split(":")[0])
 
+    def charge(self, error=None, unheard=False, worker=1):
+        """A call of the provider, which charges or raises; one that is unheard was made, and its answer came to nobody."""
+        self.reach("provider.charge", worker)
+        if unheard:
+            self.unheard()
+        after = {"error": error} if error else {"outcome": "charge-1"}
+        return self._add(f"worker {worker}", "provider.charge", "failed" if error else "after", *self._current[worker], **after)
+
+    def unheard(self):
+        """The provider makes a charge that nobody hears of."""
+        self._add("provider", "charged", "note")
+        object.__setattr__(self.events[-1], "effect_key", self.messages[0].effect_key)
+        return self
+
     def run(self, effects, where=None, **facts):
         """Returns the run; `effects` are the numbers of effects in the order of the keys, `where` is a place for all or position -> place."""
         keys = list(dict.fromkeys(message.effect_key for message in self.messages))
@@ -76,6 +90,24 @@ def used_up():
     tape = Tape().receive().retry(100).step("ack", "sent").receive(1, 2, redelivered=False, copy=1)
     return tape.note("raised", error="TimeoutError: slow", frames=[], kind="temporary").step("terminal.record", "recorded", route="manual-review", reason="TimeoutError").step(
         "ack", "sent").run([0], where={1: account.ACKED}, records=[{"message_id": "reminder-1", "effect_key": "invoice-1:reminder", "route": "manual-review"}])
+
+
+def charged_twice():
+    """Once each before and after a kill."""
+    fault = crash.after("provider.charge")
+    tape = Tape().receive().charge().kill(str(fault)).receive(attempt=2).charge().step("ledger.record_once", "recorded")
+    return tape.step("ack", "sent", multiple=False).note("returned").run([1], charges={"invoice-1:reminder": 2}, planned=[str(fault)], fired=[1])
+
+
+def charged_unheard():
+    """Refused, turned away, unheard in time, and unheard too late."""
+    tape = Tape()
+    for attempt, (error, unheard) in enumerate([("ConnectionRefusedError: nobody listens", False), ("HTTPError: HTTP Error 429: Too Many Requests", False),
+                                                ("TimeoutError: timed out", True), ("TimeoutError: timed out", False)], 1):
+        tape.receive(attempt=attempt).charge(error, unheard)
+        if attempt < 4:
+            tape.kill("hand")
+    return tape.step("reject", "sent", requeue=False).note("returned").unheard().run([0], account.DEAD_LETTERED, charges={"invoice-1:reminder": 2})
 
 
 def doubled():

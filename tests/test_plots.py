@@ -105,6 +105,7 @@ PICTURES = {
     "in vain": lambda: in_vain().plot(), "publish dropped": lambda: publish_dropped().plot(), "a handler that publishes": lambda: publishing_handler().plot(), "no order": lambda: Produced().run().plot(),
     "orders": lambda: tape.many_orders().plot(), "sweep with an outbox": lambda: tape.of_outbox().plot(),
     "sweeps of producers": lambda: tape.of_commit_first().plot(tape.of_outbox()),
+    "charged twice": lambda: tape.charged_twice().plot(), "charged unheard": lambda: tape.charged_unheard().plot(),
     "used up": lambda: tape.used_up().plot(), "doubled": lambda: tape.doubled().plot(),
     "retry not taken": lambda: Tape().receive().retry(1000, "returned").step("nack", "sent", requeue=True).handle(1, attempt=2).run([1]).plot(),
     "retention of twelve": lambda: plots.retention([kept(limit, limit, max(0, 8 - limit)) for limit in range(1, 13)]),
@@ -585,6 +586,29 @@ def test_retention_says_so_where_no_limit_was_long_enough_or_each_was():
     assert title(forgetting()[3:]) == "no effect was repeated, however many keys were kept"
     with pytest.raises(PlanError, match="no run"):
         plots.retention([])
+
+
+def test_the_provider_has_a_lane_where_a_run_called_it_with_a_mark_for_each_charge():
+    axes = tape.charged_twice().plot().figure.axes[0]
+    assert [lane.get_text() for lane in named(axes, "lane")] == ["broker", "worker 1", "ledger", "provider"]
+    calls, charges = named(axes, "call"), named(axes, "charge")
+    assert [charge.get_xdata()[0] for charge in charges] == [call.xy[0] for call in calls]
+    assert [same_color(charge.get_color(), LOOKS[status].colour) for charge, status in zip(charges, ("once", "duplicated"))] == [True, True]
+    assert len(named(axes, "effect")) == 1 and "charge, charged again" in tape.charged_twice().plot().alternative
+    assert "provider" not in [lane.get_text() for lane in named(tape.duplicated().plot().figure.axes[0], "lane")]
+
+
+def test_a_call_without_an_answer_is_a_broken_arrow_whether_it_was_charged_or_not():
+    picture = tape.charged_unheard().plot()
+    axes = picture.figure.axes[0]
+    broken, charges = named(axes, "broken arrow"), named(axes, "charge")
+    refused, in_time, too_late = [arrow.get_xdata()[0] for arrow in broken]
+    assert [mark.get_xdata()[0] for mark in named(axes, "dropped")] == [refused]
+    assert [mark.get_position()[0] for mark in named(axes, "mark unknown")] == [in_time, too_late]
+    assert charges[0].get_xdata()[0] == in_time and charges[1].get_xdata()[0] > too_late and len(charges) == 2
+    assert len(named(axes, "call")) == 1
+    for words in ("charge, refused", "charge, answer 429", "charge, charged, no answer", "charge, no answer", "charged, again"):
+        assert words in picture.alternative
 
 
 def test_with_axes_given_a_picture_is_drawn_there_and_they_are_returned():

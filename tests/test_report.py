@@ -35,6 +35,18 @@ class Page(html.parser.HTMLParser):
         self.words += data
 
 
+def test_charges_have_a_column_and_a_total_only_where_the_provider_made_some():
+    told = report.run_text(tape.charged_twice()).splitlines()
+    assert told[:5] == ["broken: invoice-1:reminder was charged 2 times", "1 message · 2 deliveries · 1 effect · 2 charges", "",
+                        "effect key          deliveries  effects  charges  status", "invoice-1:reminder           2        1        2  duplicated"]
+    unknown = Tape().handle().run([1], charges=None)
+    assert report.run_text(unknown).splitlines()[4] == "invoice-1:reminder           1        1  ?        unknown"
+    swept = tape.sweep("charge", no_crash=tape.once(), after_provider__charge=tape.charged_twice())
+    assert [line.split()[-4:] for line in report.sweep_text(swept).splitlines()[3:]] == [
+        ["effects", "charges", "status", "verdict"], ["1", "0", "once", "holds"], ["1", "2", "duplicated", "broken"]]
+    assert "charges" not in report.run_text(tape.duplicated()) + report.sweep_text(tape.late())
+
+
 def test_a_run_is_told_by_verdict_totals_a_row_a_key_and_its_faults():
     assert report.run_text(tape.duplicated()) == """\
 broken: invoice-1:reminder was recorded 2 times

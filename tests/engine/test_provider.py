@@ -403,6 +403,8 @@ def test_one_that_was_killed_makes_its_run_unknown_and_the_next_use_starts_anoth
         run = live.wait()
         assert (run.facts.charges, run.statuses, run.verdict, run.row(KEY)[3]) == (None, {KEY: "unknown"}, "unknown", "?")
         assert "RemoteDisconnected" in run.facts.errors[0] or "ConnectionResetError" in run.facts.errors[0]
+        with pytest.raises(TimeoutError):
+            post(lab.provider, timeout_s=0.2)         # it behaves as the one before was told to
         lab.provider.behave("well")
         assert lab.run(charge_then_record, lab.reminders(1)).counts["charges"] == 1
 
