@@ -7,9 +7,10 @@ from labkit.plots.kept import retention
 from labkit.plots.lanes import trail
 from labkit.plots.pairs import deliveries_and_effects
 from labkit.plots.picture import Picture
+from labkit.plots.waves import tallest_wave, waves
 from labkit.result import Run
 
-__all__ = ["Picture", "deliveries_and_effects", "queue_growth", "retention", "run", "sweep_map", "trail"]
+__all__ = ["Picture", "deliveries_and_effects", "queue_growth", "retention", "run", "sweep_map", "tallest_wave", "trail", "waves"]
 
 _FEW_KEYS = 6
 
