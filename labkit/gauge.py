@@ -4,20 +4,20 @@ The picture of a run, its measures and the samples of a run under way all read t
 """
 
 import heapq
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from labkit import steps
-from labkit.account import Account
+from labkit.account import Account, Copy
 from labkit.table import count
 from labkit.trace import Event
 
 #: what happens to a worker or to its connection, and is marked on the axis of time
 FAULTS = ("killed", "exited", "stopped", "ack.dropped")
 _ENDS = ("returned", "raised")
-_READ = {*FAULTS, *_ENDS, "started", "published", "dead-lettered", "channel.closed", "cancelled", "connection.lost", steps.RECEIVE, steps.RETRY_PUBLISH,
-         *steps.ANSWERS}
+_READ = {*FAULTS, *_ENDS, "started", "published", "dead-lettered", "channel.closed", "cancelled", "connection.lost", steps.RECEIVE, steps.RETRY_PUBLISH, *steps.ANSWERS}
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ class Gauge:
     def __init__(self, settings: Mapping[str, Any]):
         """settings: of the run, as in `Facts`."""
         self._automatic = settings.get("acknowledge") == "auto"
-        self._account = Account(self._automatic, settings.get("dead_letter", True))
+        self._account = _Messages(self._automatic, settings.get("dead_letter", True))
         self.arrivals = self.deliveries = self.dead_lettered = self.handled = 0
         self.handling_ms = self.oldest_ms = 0.0       # of all handled; and the largest age so far
         self._confirmed_ms: dict[int, float] = {}
@@ -99,7 +99,7 @@ class Gauge:
 
     @property
     def waiting(self) -> int:
-        """Messages that wait: in the queue, or with a worker that has not begun with them."""
+        """Messages that wait: in the queue, for their retry, or with a worker that has not begun with them."""
         return self.outstanding - self.in_flight
 
     @property
@@ -110,6 +110,23 @@ class Gauge:
     def age_ms(self, now_ms: float) -> float:
         """Returns the age of the oldest message that is not settled."""
         return now_ms - self._confirmed_ms[self._waiting[0]] if self._waiting else 0.0
+
+
+class _Messages(Account):
+    """An account that knows how many copies of each message are outstanding: for a moment a retry makes them two."""
+
+    def __init__(self, automatic: bool, dead_letter: bool):
+        super().__init__(automatic, dead_letter)
+        self.open: Counter[int] = Counter()           # position -> copies, if there are any
+
+    def move(self, copy: Copy, where: str) -> None:
+        """Notes where a copy is now."""
+        before = copy in self.outstanding
+        super().move(copy, where)
+        if change := (copy in self.outstanding) - before:
+            self.open[copy[0]] += change
+            if not self.open[copy[0]]:
+                del self.open[copy[0]]
 
 
 def measure(run: "Run") -> Measures:

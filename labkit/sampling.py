@@ -23,7 +23,7 @@ class Sample:
 
     at_ms:       milliseconds since the run began
     ready:       messages in the work queue, as the broker says; None where it did not answer in time
-    waiting:     messages that no handler has begun with, as the events say: ready, or prefetched
+    waiting:     messages that no handler has begun with, as the events say: ready, prefetched, or delayed for a retry
     in_flight:   messages in a handler
     oldest_ms:   age of the oldest message that is not settled
     arrivals, services, deliveries, dead_lettered: so far: confirmed, settled, handed to a handler, dead-lettered

@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 from labkit import Lab
 
-ROUNDS, FEW, MANY = 15, 1_000, 10_000
+ROUNDS, FEW, MANY = 15, 500, 4_000
 
 
 def main(lab: Lab, remind_once: Callable) -> None:

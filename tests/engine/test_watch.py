@@ -3,7 +3,7 @@ import threading
 
 import pytest
 
-from labkit import BrokerError, PlanError, crash
+from labkit import BrokerError, PlanError, RetryPolicy, crash
 from tests.engine import handlers
 from tests.engine.test_live import slowly_once, until
 
@@ -165,3 +165,17 @@ def test_the_measures_of_a_run_show_what_its_mean_hides(lab):
     assert measures.terminal_share == 1 / 4 and measures.retries == run.counts["retries"]
     assert measures.oldest_ms == ended > measures.mean_handling_ms > 0
     assert repr(measures).endswith("25% terminal")
+
+
+def test_a_message_that_waits_for_its_retry_waits_once(lab):
+    def at_the_second_try(delivery, shop):
+        if delivery.attempt == 1:
+            delivery.retry("not yet")
+        else:
+            handlers.once_then_ack(delivery, shop)
+    live = lab.start(at_the_second_try, lab.reminders(5), retry=RetryPolicy(max_attempts=3, delays_ms=(50, 50)))
+    watch = lab.watch(live, every_ms=2)
+    run = live.wait()
+    assert run.counts["retries"] == run.measures.retries == 5
+    assert fields(watch, "arrivals", "services", "deliveries", "waiting", "in_flight")[-1] == (5, 5, 10, 0, 0)
+    assert all(0 <= sample.services <= sample.arrivals == 5 for sample in watch.samples) and 5 in [sample.waiting for sample in watch.samples]
