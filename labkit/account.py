@@ -25,7 +25,7 @@ class Account:
         self._automatic, self._dead_letter = automatic, dead_letter
         self.where: dict[Copy, str] = {}
         self.outstanding: set[Copy] = set()
-        self.open: Counter[int] = Counter()           # position -> copies of it that are outstanding; none that has none
+        self.open: Counter[int] = Counter()           # position -> its copies that are outstanding, where there are any
         self.due_ms: dict[Copy, float] = {}           # of a copy that was delayed: when it comes back, on the clock of the events
         self.held: dict[str, dict[int, Copy]] = defaultdict(dict)             # lane -> tag -> copy
         self._last: dict[Copy, tuple[str, int]] = {}  # copy -> lane and tag that it was handed to last
@@ -44,14 +44,12 @@ class Account:
         if self.where.get(copy) == DEAD_LETTERED:
             return
         self.where[copy] = where
-        if where in OUTSTANDING and copy not in self.outstanding:
-            self.outstanding.add(copy)
-            self.open[copy[0]] += 1
-        elif where not in OUTSTANDING and copy in self.outstanding:
-            self.outstanding.remove(copy)
-            self.open[copy[0]] -= 1
-            if not self.open[copy[0]]:
-                del self.open[copy[0]]
+        if (where in OUTSTANDING) == (copy in self.outstanding):
+            return
+        (self.outstanding.add if where in OUTSTANDING else self.outstanding.discard)(copy)
+        self.open[copy[0]] += 1 if where in OUTSTANDING else -1
+        if not self.open[copy[0]]:
+            del self.open[copy[0]]
 
     def take(self, event: Event) -> None:
         """Learns from one event."""

@@ -4,13 +4,12 @@ The picture of a run, its measures and the samples of a run under way all read t
 """
 
 import heapq
-from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from labkit import steps
-from labkit.account import Account, Copy
+from labkit.account import Account
 from labkit.table import count
 from labkit.trace import Event
 
@@ -43,26 +42,24 @@ class Measures:
 class Gauge:
     """`arrivals`, `services` and `deliveries` so far: messages confirmed, messages settled, handlers entered."""
 
-    def __init__(self, settings: Mapping[str, Any]):
-        """settings: of the run, as in `Facts`."""
-        self._automatic = settings.get("acknowledge") == "auto"
-        self._account = _Messages(self._automatic, settings.get("dead_letter", True))
+    def __init__(self, settings: Mapping[str, Any], account: Account | None = None):
+        """settings: of the run, as in `Facts`; account: one that somebody else keeps, and that knows all events which the gauge is given."""
+        self._automatic, self._keeps = settings.get("acknowledge") == "auto", account is None
+        self._account = account or Account(self._automatic, settings.get("dead_letter", True))
         self.arrivals = self.deliveries = self.dead_lettered = self.handled = 0
-        self.handling_ms = self.oldest_ms = 0.0       # of all handled; and the largest age so far
+        self.handling_ms = self.oldest_ms = 0.0       # of all handled; and the largest age so far, where the gauge keeps its account
         self._confirmed_ms: dict[int, float] = {}
-        self._waiting: list[int] = []                 # a heap, its smallest not yet settled
+        self._waiting: list[int] = []                 # a heap of those that may not be settled
         self._began_ms: dict[str, float] = {}         # lane -> when its handler was given what it has
 
     def take(self, event: Event) -> bool:
         """Learns from one event; tells whether it may have changed anything."""
         name = event.name
-        if name not in _READ:
+        if name not in _READ or name in steps.ANSWERS and (event.phase != steps.AFTER or not self._keeps):
             return False
-        if name in steps.ANSWERS and event.phase != steps.AFTER:
-            return False
-        if self._waiting:
+        if self._keeps:
             self.oldest_ms = max(self.oldest_ms, self.age_ms(event.at_ms))
-        self._account.take(event)
+            self._account.take(event)
         if name == steps.RECEIVE:
             if event.phase == steps.BEFORE:
                 self._began_ms[event.lane] = event.at_ms
@@ -78,8 +75,6 @@ class Gauge:
             self._confirmed_ms[event.position] = event.at_ms
             heapq.heappush(self._waiting, event.position)
         self.dead_lettered += name == "dead-lettered"
-        while self._waiting and self._waiting[0] not in self._account.open:
-            heapq.heappop(self._waiting)
         return True
 
     @property
@@ -109,24 +104,9 @@ class Gauge:
 
     def age_ms(self, now_ms: float) -> float:
         """Returns the age of the oldest message that is not settled."""
+        while self._waiting and self._waiting[0] not in self._account.open:
+            heapq.heappop(self._waiting)
         return now_ms - self._confirmed_ms[self._waiting[0]] if self._waiting else 0.0
-
-
-class _Messages(Account):
-    """An account that knows how many copies of each message are outstanding: for a moment a retry makes them two."""
-
-    def __init__(self, automatic: bool, dead_letter: bool):
-        super().__init__(automatic, dead_letter)
-        self.open: Counter[int] = Counter()           # position -> copies, if there are any
-
-    def move(self, copy: Copy, where: str) -> None:
-        """Notes where a copy is now."""
-        before = copy in self.outstanding
-        super().move(copy, where)
-        if change := (copy in self.outstanding) - before:
-            self.open[copy[0]] += change
-            if not self.open[copy[0]]:
-                del self.open[copy[0]]
 
 
 def measure(run: "Run") -> Measures:

@@ -22,7 +22,7 @@ class Sample:
     """One look at a run.
 
     at_ms:       milliseconds since the run began
-    ready:       messages in the work queue, as the broker says; None where it did not answer in time
+    ready:       messages in the work queue, as the broker says, or the events where the run has closed it; None where there was no answer in time
     waiting:     messages that no handler has begun with, as the events say: ready, prefetched, or delayed for a retry
     in_flight:   messages in a handler
     oldest_ms:   age of the oldest message that is not settled
@@ -57,9 +57,9 @@ async def sampling(live: Live, every_s: float, for_s: float | None, tell: Callab
             ready = await depth.ask(live)
             over = live.done
             if supervisor := live.supervisor:
-                taken = taken or _Taken(Gauge(live.plan.settings()), supervisor)
+                taken = taken or _Taken(Gauge(live.plan.settings(), supervisor.account), supervisor)
                 if taken.begun:
-                    tell((*taken.sample(ready, over), taken.began_ms, over))
+                    tell((*taken.sample(ready), taken.began_ms, over))
             if over or clock() >= end:
                 return
             ticks = max(ticks + 1, int((clock() - begun) / every_s))
@@ -86,7 +86,7 @@ class _Taken:
         """When the first message was confirmed."""
         return next((event.at_ms for event in self._supervisor.events if event.name == "published"), 0.0)
 
-    def sample(self, ready: int | None, over: bool) -> tuple[Sample, list[tuple[float, str]]]:
+    def sample(self, ready: int | None) -> tuple[Sample, list[tuple[float, str]]]:
         """Returns a sample, and the faults since the one before."""
         gauge, faults, now_ms = self._gauge, [], self._supervisor.catch_up()
         for event in itertools.islice(self._supervisor.events, self._read, None):
@@ -97,7 +97,9 @@ class _Taken:
         totals = gauge.arrivals, gauge.services, gauge.deliveries
         while len(self._earlier) > 1 and now_ms - self._earlier[1].at_ms >= _RATE_MS:
             del self._earlier[0]
-        sample = Sample(now_ms, gauge.waiting if over else ready, gauge.waiting, gauge.in_flight, gauge.age_ms(now_ms), *totals, gauge.dead_lettered,
+        if self._supervisor.queue is None:            # not there yet, or not any more
+            ready = gauge.waiting
+        sample = Sample(now_ms, ready, gauge.waiting, gauge.in_flight, gauge.age_ms(now_ms), *totals, gauge.dead_lettered,
                         *self._rates(now_ms, totals), gauge.mean_handling_ms)
         self._earlier.append(sample)
         return sample, faults

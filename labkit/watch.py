@@ -26,7 +26,7 @@ class Watch:
     faults:   (milliseconds since the run began, what happened to a worker), for the axis of time
     settings: the arguments of `Lab.run` that shaped the run
     began_ms: when the first message was confirmed
-    over:     the run ended while it was watched; its last sample is then told by the events alone
+    over:     the run ended while it was watched
     """
 
     name: str

@@ -36,8 +36,8 @@ class Curves:
 
     @property
     def repeats(self) -> bool:
-        """Tells whether much more was delivered than was there to be delivered."""
-        return self.totals["delivered"][-1] > 1.2 * self.totals["confirmed"][-1]
+        """Tells whether much more was delivered than was settled, or is at work."""
+        return self.totals["delivered"][-1] > 1.2 * self.totals["settled"][-1] + self.in_flight.max() + 1
 
     def rates(self, name: str) -> tuple[numpy.ndarray, numpy.ndarray]:
         """Returns how many a second, bin by bin, and the edges of the bins in milliseconds."""
