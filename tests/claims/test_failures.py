@@ -8,6 +8,7 @@ from statistics import quantiles
 import pytest
 
 from labkit import BrokenRule, BusinessOutcome, Message, RetryPolicy, UnknownSchema, classify, crash, publish_outbox
+from labkit.plots import tallest_wave
 
 KEY = "invoice-1:reminder"
 QUICK = RetryPolicy(max_attempts=3, delays_ms=(20, 40), jitter=0)
@@ -199,3 +200,46 @@ def test_every_kind_of_failure_ends_somewhere(either):
         "temporary": "manual-review", "terminal": "quarantine", "unknown": "manual-review", "defer": "manual-review"}
     assert (run.verdict, run.counts["terminal"], run.deliveries) == ("holds", 4, {"temporary": 2, "terminal": 1, "unknown": 1, "defer": 1})
     assert all(record["required_check"] for record in run.records)
+
+
+@pytest.mark.claim("R10")
+def test_the_mean_looks_fine_while_a_few_messages_fail_again_and_again(lab):
+    def four_fail(delivery, shop):
+        if delivery.message.payload["invoice"] % 75 == 0:
+            raise TimeoutError
+        remind_once(delivery, shop)
+    healthy, sick = (lab.run(handler, lab.reminders(300), prefetch=20, retry=RetryPolicy(max_attempts=3, delays_ms=(100, 400), jitter=0)).measures
+                     for handler in (remind_once, four_fail))
+    assert (healthy.retries, healthy.terminal_share, sick.retries, sick.terminal_share) == (0, 0, 8, 4 / 300)
+    assert sick.oldest_ms >= 500 > 5 * sick.mean_handling_ms
+
+
+def charge(delivery, shop):
+    shop.provider.charge(delivery.message.effect_key)
+    remind_once(delivery, shop)
+
+
+@pytest.mark.claim("R11")
+def test_retries_in_step_come_as_one_wave_and_jitter_spreads_them(lab):
+    def comes_back(jitter):
+        lab.provider.reset()
+        lab.provider.behave("down", calls=40)
+        run = lab.run(charge, lab.reminders(40), prefetch=20, retry=RetryPolicy(max_attempts=2, delays_ms=(800,), jitter=jitter))
+        assert (run.counts["once"], run.counts["charges"], run.counts["retries"]) == (40, 40, 40)
+        return Counter(event.detail["delay_ms"] for event in run.events if event.name == "retry.publish" and event.phase == "after"), lab.provider.calls[40:]
+    for _ in range(5):                                # a busy machine spreads them, too
+        (in_step, one_wave), (spread, small_waves) = comes_back(0), comes_back(0.8)
+        assert in_step == {800: 40} and sorted(spread) == [160, 480, 800, 1120, 1440] and max(spread.values()) <= 14
+        if tallest_wave(one_wave, 250) >= 2 * tallest_wave(small_waves, 250):
+            return
+    pytest.fail("jitter did not halve the wave in any of five tries")
+
+
+@pytest.mark.claim("R12")
+@pytest.mark.parametrize(("how", "calls", "route"), [("down", 6, "manual-review"), ("busy", 6, "manual-review"), ("broken", 3, "manual-review")])
+def test_a_dependency_that_never_gets_well_uses_the_budget_up_and_nothing_is_left(lab, how, calls, route):
+    lab.provider.reset()
+    lab.provider.behave(how)
+    run = lab.run(charge, lab.reminders(3), retry=RetryPolicy(max_attempts=2, delays_ms=(20,), jitter=0))
+    assert (run.verdict, run.facts.ending, run.counts["terminal"], run.counts["pending"], len(lab.provider.calls)) == ("holds", "over", 3, 0, calls)
+    assert {record["route"] for record in run.records} == {route}
