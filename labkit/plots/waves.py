@@ -16,15 +16,18 @@ _WIDTH, _ROW, _BINS = 9, 1.5, 60                      # inches; bars in the widt
 _ANSWERED, _TURNED_AWAY = LOOKS["once"].colour, DELIVERIES
 
 
-def waves(calls: Mapping[str, Sequence[Mapping[str, Any]]]):
-    """Draws one row for each name, on one scale: its calls (as `lab.provider.calls`) over time, those that were served and those that were not."""
+def waves(calls: Mapping[str, Sequence[Mapping[str, Any]]], within_ms: float = 100):
+    """Draws one row for each name, on one scale: its calls (as `lab.provider.calls`) over time, those that were served and those that were not.
+
+    within_ms: the title tells the most calls within so long
+    """
     if not calls or not any(calls.values()):
         raise PlanError("There is no call to draw.", "nobody has called the provider", 'Give it named lists: plots.waves({"in step": lab.provider.calls}).')
     long_ms = max(call["at_ms"] - begin for begin, made in _begun(calls) for call in made)
     edges = numpy.linspace(0, max(long_ms, 1) * 1.02, _BINS + 1)
     rows = {name: _counted(begin, made, edges) for name, (begin, made) in zip(calls, _begun(calls))}
-    tallest = {name: int(sum(row).max()) for name, row in rows.items()}
-    title = "The tallest wave: " + ", ".join(f"{number} calls {plain(name)}" for name, number in tallest.items()) + f", within {edges[1]:.0f} ms"
+    tallest = {name: tallest_wave(made, within_ms) for name, made in calls.items()}
+    title = f"The most calls within {within_ms:g} ms: " + ", ".join(f"{number} {plain(name)}" for name, number in tallest.items())
     with styled():
         lines = head(title, _WIDTH - 0.8)
         axes = chart(_WIDTH, 0.9 + _ROW * len(rows) + 0.2 * len(lines), len(rows), sharex=True, sharey=True, squeeze=False)[:, 0]
@@ -37,7 +40,7 @@ def waves(calls: Mapping[str, Sequence[Mapping[str, Any]]]):
             ax.yaxis.set_major_locator(MaxNLocator(integer=True, nbins=4))
             ax.set_ylabel("calls")
         axes[-1].set_xlabel("milliseconds since the first call")
-    said = "; ".join(f"{plain(name)}: at most {tallest[name]} calls within {edges[1]:.0f} ms, {int(served.sum())} served and {int(away.sum())} not" for name, (served, away) in rows.items())
+    said = "; ".join(f"{plain(name)}: at most {tallest[name]} calls within {within_ms:g} ms, {int(served.sum())} served and {int(away.sum())} not" for name, (served, away) in rows.items())
     return finish(axes[0], None, f"Calls at the provider over time. {said}.")
 
 
