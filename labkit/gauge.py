@@ -63,6 +63,7 @@ class Gauge:
         if name == steps.RECEIVE:
             if event.phase == steps.BEFORE:
                 self._began_ms[event.lane] = event.at_ms
+                self._arrive(event)                   # its confirm may be heard of later
             self.deliveries += event.phase == steps.AFTER
         elif name in _ENDS:
             if (began := self._began_ms.pop(event.lane, None)) is not None:
@@ -71,9 +72,7 @@ class Gauge:
         elif name == "started":                       # what its predecessor was at work on ended without a word
             self._began_ms.pop(event.lane, None)
         elif name == "published":
-            self.arrivals += 1
-            self._confirmed_ms[event.position] = event.at_ms
-            heapq.heappush(self._waiting, event.position)
+            self._arrive(event)
         self.dead_lettered += name == "dead-lettered"
         return True
 
@@ -107,6 +106,13 @@ class Gauge:
         while self._waiting and self._waiting[0] not in self._account.open:
             heapq.heappop(self._waiting)
         return now_ms - self._confirmed_ms[self._waiting[0]] if self._waiting else 0.0
+
+
+    def _arrive(self, event: Event) -> None:
+        if event.position is not None and event.position not in self._confirmed_ms:
+            self.arrivals += 1
+            self._confirmed_ms[event.position] = event.at_ms
+            heapq.heappush(self._waiting, event.position)
 
 
 def measure(run: "Run") -> Measures:
