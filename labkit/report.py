@@ -60,20 +60,18 @@ def race_html(race: Race) -> str:
     return _framed([_headline(race.verdict, race.why), table.markup(_race_caption(race), _RACE_COLUMNS, _race_rows(race), header=_RACE_COLUMNS[0])])
 
 
-def survival_text(survival: "Survival") -> str:
-    """Returns the verdict with its reason, and a row a queue."""
-    return "\n".join([f"{survival.verdict}: {survival.why}", _SURVIVAL_CAPTION, "", table.text(_SURVIVAL_COLUMNS, _survival_rows(survival))])
+def experiment_text(experiment: "Survival | Expiry") -> str:
+    """Returns the verdict with its reason, and a row a queue, or a kind of queue."""
+    return "\n".join([f"{experiment.verdict}: {experiment.why}", experiment.CAPTION, "", table.text(experiment.COLUMNS, experiment.cells)])
 
 
-def survival_html(survival: "Survival") -> str:
-    """Returns what `survival_text` says, as HTML."""
-    return _framed([_headline(survival.verdict, survival.why),
-                    table.markup(_SURVIVAL_CAPTION, _SURVIVAL_COLUMNS, _survival_rows(survival), header=_SURVIVAL_COLUMNS[0])])
+def experiment_html(experiment: "Survival | Expiry") -> str:
+    """Returns what `experiment_text` says, as HTML."""
+    return _framed([_headline(experiment.verdict, experiment.why),
+                    table.markup(experiment.CAPTION, experiment.COLUMNS, experiment.cells, header=experiment.COLUMNS[0])])
 
 
 _RACE_COLUMNS = ("status", "schedules", "the first of them")
-_SURVIVAL_CAPTION = "the broker's process was killed, and started again"
-_SURVIVAL_COLUMNS = ("queue", "message", "publisher", "published", "survived", "kept", "promised")
 
 
 def _rows(run: Run) -> tuple[list[list], str]:
@@ -125,11 +123,6 @@ def _race_rows(race: Race) -> list[list]:
 
 def _race_caption(race: Race) -> str:
     return f"{race.name} · {race.tried} of {race.total or 'more'} schedules"
-
-
-def _survival_rows(survival: "Survival") -> list[list]:
-    return [[f"{row.queue}, {'durable' if row.durable else 'not durable'}", "persistent" if row.persistent else "transient",
-             "confirmed" if row.confirmed else "not confirmed", row.published, row.survived, row.word, "yes" if row.promised else "no"] for row in survival.rows]
 
 
 def _headline(verdict: str, why: str) -> str:

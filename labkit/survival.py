@@ -5,22 +5,18 @@ has of them on its disk by then is chance, and is told as it came out.
 """
 
 import itertools
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import dataclass, replace
 
 import pika
-from pika.exceptions import AMQPError, ConnectionClosedByBroker, UnroutableError
+from pika.exceptions import ConnectionClosedByBroker
 
 from labkit import topology
-from labkit.amqp import ANSWER_S
+from labkit.aftermath import channel_on, take_out
 from labkit.broker import Broker
-from labkit.broker.reach import told
 from labkit.errors import BrokerError
 
 _KINDS = (("classic", True), ("classic", False), ("quorum", True))           # type of the queue, and whether it is durable
-_LAST = b"the last one"
-_NEXT = "Run `python3 -m labkit doctor`, then run the cell again."
 
 
 @dataclass(frozen=True)
@@ -60,6 +56,9 @@ class SurvivalRow:
 class Survival:
     """The rows of one experiment, judged by what RabbitMQ promises."""
 
+    CAPTION = "the broker's process was killed, and started again"
+    COLUMNS = ("queue", "message", "publisher", "published", "survived", "kept", "promised")
+
     def __init__(self, rows: list[SurvivalRow]):
         self.rows = rows
 
@@ -80,13 +79,19 @@ class Survival:
         return (f"{persistent} confirmed messages survived that were persistent in a durable queue, "
                 f"and {transient} that were transient in a quorum queue")
 
+    @property
+    def cells(self) -> list[list]:
+        """The rows as they are shown."""
+        return [[f"{row.queue}, {'durable' if row.durable else 'not durable'}", "persistent" if row.persistent else "transient",
+                 "confirmed" if row.confirmed else "not confirmed", row.published, row.survived, row.word, "yes" if row.promised else "no"] for row in self.rows]
+
     def __repr__(self) -> str:
         from labkit import report
-        return report.survival_text(self)
+        return report.experiment_text(self)
 
     def _repr_html_(self) -> str:
         from labkit import report
-        return report.survival_html(self)
+        return report.experiment_html(self)
 
     def _promised(self, persistent: bool) -> str:
         rows = [row for row in self.rows if row.promised and row.persistent == persistent]
@@ -101,22 +106,22 @@ def survive(broker: Broker, prefix: str, run: int, messages: int) -> Survival:
     try:
         there = {queue: replace(row, published=messages) for queue, row in queues.items() if _declare(broker, queue, row)}
         broker.settle()                               # else a quorum queue may be gone because it is new
-        with _channel(broker) as channel:
+        with channel_on(broker) as channel:
             channel.confirm_delivery()                # from here on each publish waits for its confirm
             for queue, row in there.items():
                 if row.confirmed:
                     _publish(channel, {queue: row}, messages)
-        with _channel(broker) as channel:
+        with channel_on(broker) as channel:
             _publish(channel, {queue: row for queue, row in there.items() if not row.confirmed}, messages)
             try:
                 broker.kill()
             finally:
                 broker.start()
-        with _channel(broker) as channel:
+        with channel_on(broker) as channel:
             channel.confirm_delivery()
-            counted = {queue: replace(row, survived=_take_out(channel, queue)) for queue, row in there.items()}
+            counted = {queue: replace(row, survived=len(take_out(channel, queue))) for queue, row in there.items()}
     finally:
-        with suppress(BrokerError), _channel(broker) as channel:
+        with suppress(BrokerError), channel_on(broker) as channel:
             for queue in queues:
                 channel.queue_delete(queue)
     return Survival([counted.get(queue, row) for queue, row in queues.items()])
@@ -124,7 +129,7 @@ def survive(broker: Broker, prefix: str, run: int, messages: int) -> Survival:
 
 def _declare(broker: Broker, queue: str, row: SurvivalRow) -> bool:
     """Declares a queue; false where the broker refuses queues that are not durable, for which it ends the connection."""
-    with _channel(broker) as channel:
+    with channel_on(broker) as channel:
         try:
             channel.queue_declare(queue, durable=row.durable, arguments=topology.survival_arguments(row.queue))
         except ConnectionClosedByBroker as error:
@@ -140,37 +145,3 @@ def _publish(channel, queues: dict[str, SurvivalRow], messages: int) -> None:
     for number in range(messages):
         for queue, row in queues.items():
             channel.basic_publish("", queue, str(number).encode(), pika.BasicProperties(delivery_mode=modes[row.persistent]))
-
-
-def _take_out(channel, queue: str) -> int:
-    """Takes all messages out of the queue, and returns how many different ones they are. One more message marks the end."""
-    try:
-        channel.basic_publish("", queue, _LAST, pika.BasicProperties(delivery_mode=pika.DeliveryMode.Persistent), mandatory=True)
-    except UnroutableError:                           # the queue itself is gone
-        return 0
-    found = set()
-    for method, _, body in channel.consume(queue, auto_ack=True, inactivity_timeout=ANSWER_S):
-        if method is None:
-            raise BrokerError(f"RabbitMQ handed out nothing for {ANSWER_S} s after it was started again.", "it is overloaded", _NEXT)
-        if body == _LAST:
-            break
-        found.add(body)
-    channel.cancel()
-    return len(found)
-
-
-@contextmanager
-def _channel(broker: Broker) -> Iterator:
-    """A channel on a connection of its own, which may be dead at the end."""
-    connection = reason = None
-    try:
-        connection = topology.connect(topology.wire(broker.address), blocked_connection_timeout=ANSWER_S)
-        yield connection.channel()
-    except AMQPError as error:
-        reason = error
-    finally:
-        with suppress(AMQPError):
-            connection and connection.close()
-    if reason:
-        raise told(broker.address, reason) if connection is None else BrokerError(
-            "RabbitMQ ended the connection, or took no messages.", f"{type(reason).__name__}: {reason}", _NEXT)
