@@ -19,6 +19,8 @@ _PUBLIC = {
     "hops": "joined",
     # a relay for `Lab.produce`
     "publish_outbox": "outbox",
+    # a look at queues before they are declared
+    "check_topology": "topology_check",
     # the errors
     "LabError": "errors", "BrokerError": "errors", "HandlerError": "errors", "LedgerError": "errors", "PlanError": "errors", "WorkerError": "errors",
 }

@@ -67,6 +67,16 @@ def survival_queue(prefix: str, run: int, number: int) -> str:
     return f"{prefix}.{run}.survival-{number}"
 
 
+def expiry_queue(prefix: str, run: int, number: int) -> str:
+    """Returns the name of a delay queue that is watched while it expires."""
+    return f"{prefix}.{run}.expiry-{number}"
+
+
+def expired_queue(prefix: str, run: int, number: int) -> str:
+    """Returns the name of the queue that what expired arrives in."""
+    return f"{prefix}.{run}.expired-{number}"
+
+
 def work_arguments(queue_type: str, dead: str | None, delivery_limit: int | None) -> dict[str, Any]:
     """Returns the arguments of a work queue; the default exchange routes to `dead`, the queue of that name."""
     arguments: dict[str, Any] = {"x-queue-type": queue_type, "x-expires": EXPIRES_MS}
@@ -101,3 +111,21 @@ def dead_arguments() -> dict[str, Any]:
 def survival_arguments(queue_type: str) -> dict[str, Any]:
     """Returns the arguments of a queue that is looked at before and after a kill of the broker: it drops nothing by itself."""
     return {"x-queue-type": queue_type, "x-expires": EXPIRES_MS}
+
+
+def expired_arguments() -> dict[str, Any]:
+    """Returns the arguments of a queue that what expired arrives in: it drops nothing by itself."""
+    return {"x-queue-type": "quorum", "x-expires": EXPIRES_MS, "x-delivery-limit": FAR_LIMIT}
+
+
+def expiring_arguments(target: str, delay_ms: int | None, queue_type: str = "quorum", at_least_once: bool = True) -> dict[str, Any]:
+    """Returns the arguments of a queue without consumers, whose messages go to `target` when they expire.
+
+    Messages expire at the head of a queue only, so that each delay needs a queue. None: each message brings its own delay, to show why.
+    """
+    arguments: dict[str, Any] = {"x-queue-type": queue_type, "x-expires": EXPIRES_MS, "x-dead-letter-exchange": "", "x-dead-letter-routing-key": target}
+    if delay_ms is not None:
+        arguments["x-message-ttl"] = delay_ms
+    if at_least_once:                                 # a broker that is killed meanwhile loses nothing, and may deliver twice
+        arguments |= {"x-dead-letter-strategy": "at-least-once", "x-overflow": "reject-publish"}
+    return arguments
