@@ -17,7 +17,9 @@ from labkit.amqp import ANSWER_S, Session
 from labkit.broker import Broker, find
 from labkit.consuming import Consuming
 from labkit.crew import Crew
+from labkit.delays import ONE_EACH, measure
 from labkit.errors import LedgerError, PlanError
+from labkit.expiry import Expiry, expire
 from labkit.faults import WORKER, Fault, crash
 from labkit.live import Live
 from labkit.message import Message
@@ -179,12 +181,25 @@ class Lab:
         messages: how many are published to each queue
         For a lab with private=True, while none of its runs is under way. Raises PlanError or BrokerError.
         """
+        return self._with_a_kill(survive, messages)
+
+    def expiry(self, messages: int = 8000) -> Expiry:
+        """Kills the broker's process while delay queues expire, starts it again, and shows what arrived, by kind of queue and of dead-lettering.
+
+        messages: how many are published to the delay queues of each kind; with few of them the kill may miss the expiry, which is then told
+        For a lab with private=True, while none of its runs is under way. Raises PlanError or BrokerError.
+        """
+        return self._with_a_kill(expire, messages)
+
+    def measure_delays(self, plan: Iterable[tuple[int, str]], arrangement: str = ONE_EACH, queue_type: str = "quorum") -> dict[str, float]:
+        """Publishes (delay in ms, name) pairs to delay queues, and returns name -> ms until each came back to the work queue, in the order of coming.
+
+        arrangement: "one queue per delay", or "one queue", in which each message brings its own delay
+        Raises PlanError or BrokerError.
+        """
         self._check_open()
-        positive("messages", messages, int)
-        if any(not live.done for live in self._under_way):
-            raise PlanError("A run of this lab is under way.", "a killed broker would end it", "Wait for it: live.wait().")
         self._runs += 1
-        return survive(self.broker, self._prefix, self._runs, messages)
+        return measure(self.broker, self._prefix, self._runs, plan, arrangement, queue_type)
 
     @property
     def provider(self) -> Provider:
@@ -253,6 +268,14 @@ class Lab:
         supervisor = kind(plan, self._crew, channel, self._address, self._prefix, self._runs, self.broker.version)
         supervisor.tab = Tab(self._provider)
         return supervisor
+
+    def _with_a_kill(self, experiment: Callable, messages: int) -> Any:
+        self._check_open()
+        positive("messages", messages, int)
+        if any(not live.done for live in self._under_way):
+            raise PlanError("A run of this lab is under way.", "a killed broker would end it", "Wait for it: live.wait().")
+        self._runs += 1
+        return experiment(self.broker, self._prefix, self._runs, messages)
 
     def _check_open(self) -> None:
         if self._crew is None:

@@ -23,6 +23,8 @@ from labkit.broker.server import search_path
 MEMORY_BYTES = 512 << 20
 #: below it the node stops taking messages
 DISK_FREE_BYTES = 50_000_000
+#: a dead letter that its target has not confirmed is sent again after this; RabbitMQ's own three minutes are long for who watches a restart
+DEAD_LETTER_AGAIN_MS = 2000
 #: below the ports that systems hand out to outgoing connections, which could take a port while its node is down
 PORTS = range(20000, 32000)
 #: what the node gets of our environment. Not HOME, and no RABBITMQ_* or ERL_*: those belong to other nodes
@@ -127,7 +129,8 @@ def _free_ports(count: int) -> list[int]:
 
 def _config(username: str, password: Secret, management_port: int, settings: dict[str, Any]) -> str:
     """Returns advanced.config: Erlang terms need no schema to be read, which saves a second of the start."""
-    rabbit = {"default_user": username, "default_pass": password.reveal(), "disk_free_limit": DISK_FREE_BYTES, **settings}
+    rabbit = {"default_user": username, "default_pass": password.reveal(), "disk_free_limit": DISK_FREE_BYTES,
+              "dead_letter_worker_publisher_confirm_timeout": DEAD_LETTER_AGAIN_MS, **settings}
     terms = ["{vm_memory_high_watermark,{absolute,%d}}" % MEMORY_BYTES, "{log,[{console,[{enabled,true},{level,warning}]}]}",
              *(f"{{{name},{_term(value)}}}" for name, value in rabbit.items())]
     return ("[{rabbit,[%s]},\n {rabbitmq_management,[{tcp_config,[{port,%d},{ip,\"127.0.0.1\"}]}]}].\n"
