@@ -11,7 +11,7 @@ from labkit.amqp import ANSWER_S
 from labkit.broker import Broker
 from labkit.errors import BrokerError, PlanError
 from labkit.plan import many, one_of
-from labkit.routes import check_topology
+from labkit.topology_check import check_topology
 
 ONE_EACH, ONE_FOR_ALL = "one queue per delay", "one queue"
 _NOW = 'Write [(2000, "slow"), (100, "fast")].'
@@ -25,10 +25,10 @@ def measure(broker: Broker, prefix: str, run: int, plan: Iterable[tuple[int, str
     back, work = {}, topology.expired_queue(prefix, run, 1)
     if arrangement == ONE_EACH:
         delays = {delay_ms: topology.expiry_queue(prefix, run, delay_ms) for delay_ms, _ in plan}
-        queues = {queue: topology.expiring_arguments(work, delay_ms, queue_type, queue_type == "quorum") for delay_ms, queue in delays.items()}
+        queues = {queue: topology.delay_arguments(work, delay_ms, queue_type, queue_type == "quorum") for delay_ms, queue in delays.items()}
     else:
         delays = dict.fromkeys([delay_ms for delay_ms, _ in plan], topology.expiry_queue(prefix, run, 0))
-        queues = {queue: topology.expiring_arguments(work, None, queue_type, queue_type == "quorum") for queue in delays.values()}
+        queues = {queue: topology.delay_arguments(work, None, queue_type, queue_type == "quorum") for queue in delays.values()}
     queues = {work: topology.expired_arguments()} | queues
     check_topology(queues)
     with channel_on(broker) as channel:

@@ -15,7 +15,7 @@ from labkit.amqp import ANSWER_S, Channel, Session
 from labkit.broker import Broker
 from labkit.errors import BrokerError
 from labkit.message import Message
-from labkit.routes import check_topology
+from labkit.topology_check import check_topology
 
 #: so long a message waits; long enough that a hiccup of the machine does not put the kill behind the end of the expiry
 DELAY_MS = 1000
@@ -111,7 +111,7 @@ def expire(broker: Broker, prefix: str, run: int, messages: int) -> Expiry:
     names = ((topology.expiry_queue(prefix, run, number), topology.expired_queue(prefix, run, number)) for number in range(1, len(_KINDS) * _QUEUES + 1))
     pairs = [_Pair(kind, *next(names), all_of_a_kind[share::_QUEUES]) for share in range(_QUEUES) for kind in _KINDS]
     queues = {pair.target: topology.expired_arguments() for pair in pairs}
-    queues |= {pair.delay: topology.expiring_arguments(pair.target, DELAY_MS, pair.kind[0], pair.kind[1] == ALWAYS) for pair in pairs}
+    queues |= {pair.delay: topology.delay_arguments(pair.target, DELAY_MS, pair.kind[0], pair.kind[1] == ALWAYS) for pair in pairs}
     check_topology(queues)
     try:
         with channel_on(broker) as channel:

@@ -93,16 +93,6 @@ def events_arguments(max_length: int | None = None) -> dict[str, Any]:
     return arguments if max_length is None else {**arguments, "x-max-length": max_length, "x-overflow": "reject-publish"}
 
 
-def delay_arguments(work: str, delay_ms: int) -> dict[str, Any]:
-    """Returns the arguments of a queue that nobody consumes from: after the delay the broker moves each message to the queue `work`.
-
-    One queue a delay, since messages expire at a queue's head only. Dead-lettering at least once, since a broker that is killed
-    meanwhile would else lose what is on its way.
-    """
-    return {"x-queue-type": "quorum", "x-expires": EXPIRES_MS + delay_ms, "x-message-ttl": delay_ms + 1,       # the broker counts whole milliseconds
-            "x-dead-letter-exchange": "", "x-dead-letter-routing-key": work, "x-dead-letter-strategy": "at-least-once", "x-overflow": "reject-publish"}
-
-
 def dead_arguments() -> dict[str, Any]:
     """Returns the arguments of a dead-letter queue: it keeps, and nothing takes out of it by itself."""
     return {"x-queue-type": "classic", "x-expires": EXPIRES_MS}
@@ -118,14 +108,15 @@ def expired_arguments() -> dict[str, Any]:
     return {"x-queue-type": "quorum", "x-expires": EXPIRES_MS, "x-delivery-limit": FAR_LIMIT}
 
 
-def expiring_arguments(target: str, delay_ms: int | None, queue_type: str = "quorum", at_least_once: bool = True) -> dict[str, Any]:
-    """Returns the arguments of a queue without consumers, whose messages go to `target` when they expire.
+def delay_arguments(target: str, delay_ms: int | None, queue_type: str = "quorum", at_least_once: bool = True) -> dict[str, Any]:
+    """Returns the arguments of a queue that nobody consumes from: after the delay the broker moves each message to the queue `target`.
 
-    Messages expire at the head of a queue only, so that each delay needs a queue. None: each message brings its own delay, to show why.
+    One queue a delay, since messages expire at the head of a queue only. None: each message brings its own delay, to show why.
     """
-    arguments: dict[str, Any] = {"x-queue-type": queue_type, "x-expires": EXPIRES_MS, "x-dead-letter-exchange": "", "x-dead-letter-routing-key": target}
+    arguments: dict[str, Any] = {"x-queue-type": queue_type, "x-expires": EXPIRES_MS + (delay_ms or 0), "x-dead-letter-exchange": "",
+                                 "x-dead-letter-routing-key": target}
     if delay_ms is not None:
-        arguments["x-message-ttl"] = delay_ms
+        arguments["x-message-ttl"] = delay_ms + 1     # the broker counts whole milliseconds, and a message is never to be early
     if at_least_once:                                 # a broker that is killed meanwhile loses nothing, and may deliver twice
         arguments |= {"x-dead-letter-strategy": "at-least-once", "x-overflow": "reject-publish"}
     return arguments

@@ -152,6 +152,6 @@ def test_labkits_own_declarations_pass():
         for delay_ms in (None, 100):
             check_topology({"work": topology.work_arguments(queue_type, "dead", None), "dead": topology.dead_arguments(), "events": topology.events_arguments(5),
                             "survival": topology.survival_arguments(queue_type), "expired": topology.expired_arguments(),
-                            "delay": topology.expiring_arguments("work", delay_ms, queue_type, queue_type == "quorum")})
+                            "delay": topology.delay_arguments("work", delay_ms, queue_type, queue_type == "quorum")})
     check_topology({})
     check_topology({"a": None})                                               # as pika takes it
