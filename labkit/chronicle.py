@@ -49,6 +49,16 @@ class Chronicle:
         for record, seat in records:
             self._learn(seat, *record)
 
+    def count_charges(self, charges: list[tuple[int, str, str]] | None) -> dict[str, int] | None:
+        """Returns effect key -> charges, of the provider's (time in ns, effect key, charge), and notes those that no worker heard of."""
+        if charges is None:
+            return None
+        heard = {event.detail["outcome"] for event in self.events if (event.name, event.phase) == (steps.PROVIDER_CHARGE, steps.AFTER)}
+        for ns, effect_key, charge in charges:
+            if charge not in heard:
+                self._take(Event(self._ms(ns), "provider", "charged", steps.NOTE, effect_key=effect_key))
+        return dict(Counter(effect_key for _, effect_key, _ in charges))
+
     def in_transaction(self, lane: str) -> bool:
         """Tells whether a worker's last transaction is still open."""
         last = (event for event in reversed(self.events) if event.lane == lane and (event.turn or event.name in _ENDS))
