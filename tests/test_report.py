@@ -5,6 +5,7 @@ import re
 import pytest
 
 from labkit import account, report, table
+from labkit.expiry import Expiry, ExpiryRow
 from labkit.message import Message
 from labkit.palette import LOOKS, VERDICT_LOOKS, WORST_FIRST
 from labkit.production import OUTCOMES
@@ -280,6 +281,26 @@ quorum, durable       transient   not confirmed          3         1  some      
     assert told(2, 3).verdict == "broken" and told(2, 3).why.startswith("2 of 3 confirmed messages survived that were persistent")
     words = Page(told(2, 3)._repr_html_()).words
     assert all(word in words for word in ("broken", told(2, 3).why, "not confirmed", "refused by this broker", "some"))
+
+
+def test_what_expired_beside_a_kill_is_judged_by_what_may_lose_nothing_and_only_where_the_kill_hit():
+    def told(before, arrived, twice=2):
+        return Expiry([ExpiryRow("classic", "at-most-once", 3000, 3000, 3000, 0), ExpiryRow("quorum", "at-most-once", 3000, 0, 2000, 0),
+                       ExpiryRow("quorum", "at-least-once", 3000, before, arrived, twice)])
+    assert str(told(1200, 3000)) == """\
+holds: at-least-once dead-lettering lost 0 of 3,000 messages
+the broker's process was killed while the delay queues expired, and started again
+
+delay queue  dead-lettering  published  kill           arrived before it  arrived   lost  arrived twice
+classic      at-most-once        3,000  too late                   3,000    3,000      0              0
+quorum       at-most-once        3,000  too early                      0    2,000  1,000              0
+quorum       at-least-once       3,000  in the middle              1,200    3,000      0              2"""
+    assert (told(1200, 2999).verdict, told(1200, 2999).why) == ("broken", "at-least-once dead-lettering lost 1 of 3,000 messages")
+    assert (told(0, 3000).verdict, told(0, 3000).why) == ("unknown", "the kill came too early: 0 of 3,000 messages had arrived, so nothing is proven")
+    assert told(3000, 3000).verdict == "unknown" and told(3000, 3000).why.startswith("the kill came too late")
+    assert told(3000, 2999).verdict == "broken"
+    words = Page(told(1200, 3000)._repr_html_()).words
+    assert all(word in words for word in ("holds", told(1200, 3000).why, "at-most-once", "too early", "in the middle"))
 
 
 def test_a_long_value_is_cut_in_its_middle_and_control_characters_are_shown():
