@@ -7,6 +7,7 @@ import sys
 import threading
 import urllib.error
 import urllib.request
+from contextlib import suppress
 
 import psutil
 import pytest
@@ -359,8 +360,12 @@ def test_a_frozen_one_ends_with_its_lab(broker, monkeypatch):
     lab.provider.behave("well")
     process = psutil.Process(lab._provider._process.pid)
     process.suspend()
-    lab.close()
-    assert not process.is_running()
+    try:
+        lab.close()
+        assert not process.is_running()
+    finally:
+        with suppress(psutil.NoSuchProcess):
+            process.kill()
 
 
 _HOLDS_A_PROVIDER = """
@@ -369,7 +374,7 @@ from labkit.provider.owner import Provider
 provider = Provider()
 provider.behave("silent")
 if child := os.fork():
-    print(provider._process.pid, child, flush=True)
+    print(f"{provider._process.pid} {child}", flush=True)
 signal.pause()
 """
 
@@ -377,12 +382,17 @@ signal.pause()
 def test_it_ends_with_a_killed_kernel_even_while_a_child_of_that_holds_its_line():
     holder = subprocess.Popen([sys.executable, "-c", _HOLDS_A_PROVIDER], cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT)}, text=True,
                               stdout=subprocess.PIPE)
-    process, child = (psutil.Process(int(pid)) for pid in holder.stdout.readline().split())
-    assert os.getsid(process.pid) == process.pid
-    holder.kill()
-    assert survivors([process]) == [] and child.is_running()
-    child.kill()
-    holder.communicate()
+    family = [psutil.Process(int(pid)) for pid in holder.stdout.readline().split()]
+    try:
+        process, child = family
+        assert os.getsid(process.pid) == process.pid
+        holder.kill()
+        assert survivors([process]) == [] and child.is_running()
+    finally:
+        for one in (holder, *family):
+            with suppress(psutil.NoSuchProcess):
+                one.kill()
+        holder.communicate()
 
 
 def test_an_interrupt_does_not_reach_it(lab, provider):
@@ -456,3 +466,17 @@ def test_a_call_leaves_no_open_connection_in_the_worker_however_it_ended(lab, pr
 def test_each_behaviour_is_told_in_the_notes_of_the_method(provider):
     for how in BEHAVIOURS:
         assert f'"{how}"' in type(provider).behave.__doc__
+
+
+def test_a_cell_that_is_interrupted_leaves_it_usable(lab, provider):
+    provider.behave("silent")
+
+    def patient(delivery, shop):
+        shop.provider.charge(delivery.message.effect_key, timeout_s=600)
+    live = lab.start(patient, lab.reminders(1), deadline_s=600)
+    until(lambda: provider.charges)
+    with pytest.raises(KeyboardInterrupt):
+        threading.Thread(target=lambda: os.kill(os.getpid(), signal.SIGINT)).start()
+        live.wait()
+    provider.reset()
+    assert (lab.run(charge_then_record, lab.reminders(1)).counts["charges"], provider.charges) == (1, {KEY: 1})
