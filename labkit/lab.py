@@ -20,7 +20,7 @@ from labkit.crew import Crew
 from labkit.delays import ONE_EACH, measure
 from labkit.errors import LedgerError, PlanError
 from labkit.expiry import Expiry, expire
-from labkit.faults import WORKER, Fault, crash
+from labkit.faults import Fault
 from labkit.live import Live
 from labkit.message import Message
 from labkit.paths import runs
@@ -32,10 +32,9 @@ from labkit.provider.tab import Tab
 from labkit.race import Race
 from labkit.result import Run
 from labkit.retry import RetryPolicy
-from labkit.steps import BEFORE, STEPS
 from labkit.supervisor import Supervisor
 from labkit.survival import Survival, survive
-from labkit.sweep import Sweep, SweepRow
+from labkit.sweep import Sweep, all_points
 from labkit.watch import Watch, watch
 
 
@@ -110,7 +109,7 @@ class Lab:
         return watch(live, every_ms, for_s, on_sample, name)
 
     def sweep(self, handler: Callable, messages: Iterable[Message] | None = None, depth: int = 1, **arguments: Any) -> Sweep:
-        """Runs without a crash to find the steps, then once for each crash point: before and after each step.
+        """Runs without a crash to find the steps, then once for each crash point: before and after each step, at each attempt that takes it.
 
         Without messages it is a producer that is swept, with the arguments of `produce`. depth=2 kills a second time, at each
         step that only the recovery takes. Takes the other arguments of `run`, but for the faults, and raises as `run` does.
@@ -126,17 +125,7 @@ class Lab:
 
             def run(*faults: Fault) -> Run:
                 return self.run(handler, messages, faults=faults, **arguments)
-        rows = [SweepRow((), run())]
-        known = _steps_of(rows[0].run, attempt=1)
-        for first in (where(step, worker=role) for step, role in known for where in (crash.before, crash.after)):
-            rows.append(SweepRow((first,), run(first)))
-            if depth > 1:
-                for step, role in _steps_of(rows[-1].run, attempt=2):
-                    if (step, role) not in known:
-                        attempt = 1 if messages is None else 2                # a producer has no deliveries
-                        for second in (crash.before(step, attempt=attempt, worker=role), crash.after(step, attempt=attempt, worker=role)):
-                            rows.append(SweepRow((first, second), run(first, second)))
-        return Sweep(ship.name_of(handler), rows)
+        return Sweep(ship.name_of(handler), all_points(run, depth))
 
     def produce(self, producer: Callable, *others: Any, relay: Callable | None = None, faults: Sequence[Fault] = (), producers: int = 1, relays: int = 1,
                 relay_starts: str = "after", max_length: int | None = None, continue_from: Run | None = None, deadline_s: float = 15, **unknown: Any) -> Production:
@@ -304,9 +293,3 @@ def _check(verb: str, given: dict[str, Any], **planned: str) -> None:
             near = difflib.get_close_matches(name, known, 1)
             raise PlanError(f"lab.{verb} has no argument {name!r}.", planned.get(name) or (f"perhaps {near[0]!r} is meant" if near else "a misspelt name"),
                             "The arguments are: " + ", ".join(known) + ".")
-
-
-def _steps_of(run: Run, attempt: int) -> list[tuple[str, str | None]]:
-    """Returns the steps that were taken at this attempt, in the order of their first passing, each with who took it; None for a worker."""
-    return list(dict.fromkeys((event.name, role if (role := event.lane.split()[0]) != WORKER else None) for event in run.events
-                              if event.name in STEPS and event.phase == BEFORE and (event.attempt or attempt) == attempt))

@@ -6,9 +6,10 @@ from dataclasses import replace
 from typing import Any
 
 from labkit import controller, ledger
-from labkit.result import Facts, Run
 from labkit.errors import LedgerError, PlanError
+from labkit.facts import Facts
 from labkit.plan import Plan
+from labkit.result import Run
 
 
 class Live:

@@ -23,7 +23,7 @@ from labkit.message import Message
 from labkit.prints import Prints
 from labkit.provider.tab import Tab
 from labkit.relay import Relay
-from labkit.result import Facts
+from labkit.facts import Facts
 from labkit.seat import Seat
 from labkit.stepping import Stepping
 from labkit.table import plain

@@ -1,11 +1,14 @@
 """The sweep: one run for each crash point, before and after each step, side by side."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from labkit.faults import RELAY, Fault
+from labkit.faults import RELAY, WORKER, Fault, crash
 from labkit.palette import WORST_FIRST
 from labkit.result import Run
+from labkit.steps import BEFORE, RECEIVE, STEPS
+
+Point = tuple[str, str | None, int]                   # a step, who takes it (None for a worker), and at which attempt
 
 
 @dataclass(frozen=True)
@@ -17,8 +20,10 @@ class SweepRow:
 
     @property
     def point(self) -> str:
-        """The crash point in words: "after ledger.record", "after ledger.record, then before ack", or "relay before ledger.commit"."""
-        return ", then ".join(f"{fault.worker} " * (fault.worker == RELAY) + f"{fault.phase} {fault.step}" for fault in self.faults) or "no crash"
+        """The crash point in words: "after ledger.record", "before ack of attempt 2", "after ledger.record, then before ack", or "relay before ledger.commit"."""
+        words = [f"{fault.worker} " * (fault.worker == RELAY) + f"{fault.phase} {fault.step}" for fault in self.faults] or ["no crash"]
+        attempt = (self.faults[0].attempt or self.faults[0].nth) if self.faults else 1
+        return ", then ".join([words[0] + f" of attempt {attempt}" * (attempt > 1), *words[1:]])
 
     @property
     def status(self) -> str:
@@ -99,3 +104,34 @@ class Sweep:
     def _repr_html_(self) -> str:
         from labkit import report
         return report.sweep_html(self)
+
+
+def all_points(run: Callable[..., Run], depth: int) -> list[SweepRow]:
+    """Returns the rows of a sweep: run() is the run without a crash, and run(fault, …) one with these planned."""
+    rows = [SweepRow((), run())]
+    known = _points(rows[0].run)
+    steps = {(step, role) for step, role, _ in known}
+    for first in _crashes(known):
+        rows.append(SweepRow((first,), run(first)))
+        if depth > 1:
+            recovery = [(step, role, attempt) for step, role, attempt in _points(rows[-1].run) if (step, role) not in steps]
+            rows += [SweepRow((first, second), run(first, second)) for second in _crashes(recovery)]
+    return rows
+
+
+def _points(run: Run) -> list[Point]:
+    """Returns the steps that were taken, the first attempt's first, each in the order of their first passing."""
+    found, attempts = {}, {}                          # lane -> attempt under way
+    for event in run.events:
+        if event.name in STEPS and event.phase == BEFORE:
+            role = event.lane.split()[0]
+            if event.name == RECEIVE:                 # which attempt it is, is known when it has been logged
+                attempts[event.message_id] = attempts.get(event.message_id, 0) + 1
+            found[event.name, role if role != WORKER else None, event.attempt or attempts.get(event.message_id, 1)] = None
+    return sorted(found, key=lambda point: point[2])
+
+
+def _crashes(points: list[Point]) -> list[Fault]:
+    """Returns a crash before and one after each point. The receive of a later attempt is known by its number only."""
+    return [where(step, worker=role, **({"attempt": None, "nth": attempt} if step == RECEIVE and attempt > 1 else {"attempt": attempt}))
+            for step, role, attempt in points for where in (crash.before, crash.after)]

@@ -3,7 +3,8 @@ from labkit import account
 from labkit.faults import crash
 from labkit.message import reminders
 from labkit.production import Production
-from labkit.result import Facts, Run
+from labkit.facts import Facts
+from labkit.result import Run
 from labkit.sweep import Sweep, SweepRow
 from labkit.trace import Event
 

@@ -9,7 +9,6 @@ import socket
 import subprocess
 import sys
 from collections.abc import Coroutine
-from contextlib import suppress
 from dataclasses import asdict
 from typing import Any
 

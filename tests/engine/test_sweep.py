@@ -1,7 +1,7 @@
 """The sweep: every crash point once, and with depth 2 the steps that only the recovery takes."""
 import pytest
 
-from labkit import PlanError
+from labkit import PlanError, RetryPolicy
 from tests import tape
 from tests.engine import handlers
 
@@ -70,3 +70,16 @@ def test_a_sweep_without_a_crash_point_proves_nothing():
 def test_a_sweep_that_cannot_be_carried_out_is_refused(lab, messages, arguments, told):
     with pytest.raises(PlanError, match=told):
         lab.sweep(handlers.once_then_ack, lab.reminders(messages), **arguments)
+
+
+def test_the_steps_of_every_attempt_are_swept(lab):
+    def at_the_third(delivery, shop):
+        if delivery.attempt < 3:
+            raise TimeoutError
+        shop.ledger.record_once(delivery.message.effect_key)
+        delivery.ack()
+    sweep = lab.sweep(at_the_third, lab.reminders(1), retry=RetryPolicy(delays_ms=(10,), jitter=0))
+    assert [row.point for row in sweep.rows[1::2]] == [
+        "before receive", "before retry.publish", "before ack", "before receive of attempt 2", "before retry.publish of attempt 2", "before ack of attempt 2",
+        "before receive of attempt 3", "before ledger.record_once of attempt 3", "before ack of attempt 3"]
+    assert all(row.run.facts.fired == [1] for row in sweep.rows[1:]) and sweep.verdict == "holds"

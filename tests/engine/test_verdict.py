@@ -3,7 +3,7 @@ import pytest
 from hypothesis import given, strategies as st
 
 from labkit import Message, PlanError, Run, STATUSES, crash
-from labkit.result import Facts
+from labkit.facts import Facts
 from labkit.trace import Event
 
 WHERE = ["waiting", "delayed", "held", "rejected", "acked", "dead-lettered", "dropped", "vanished"]
