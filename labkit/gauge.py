@@ -107,7 +107,6 @@ class Gauge:
             heapq.heappop(self._waiting)
         return now_ms - self._confirmed_ms[self._waiting[0]] if self._waiting else 0.0
 
-
     def _arrive(self, event: Event) -> None:
         if event.position is not None and event.position not in self._confirmed_ms:
             self.arrivals += 1
