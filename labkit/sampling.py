@@ -58,8 +58,8 @@ async def sampling(live: Live, every_s: float, for_s: float | None, tell: Callab
             over = live.done
             if supervisor := live.supervisor:
                 taken = taken or _Taken(Gauge(live.plan.settings(), supervisor.account), supervisor)
-                if taken.begun:
-                    tell((*taken.sample(ready), taken.began_ms, over))
+                if (began_ms := taken.began_ms()) is not None:
+                    tell((*taken.sample(ready), began_ms, over))
             if over or clock() >= end:
                 return
             ticks = max(ticks + 1, int((clock() - begun) / every_s))
@@ -75,16 +75,13 @@ class _Taken:
     def __init__(self, gauge: Gauge, supervisor: Any):
         self._gauge, self._supervisor, self._read = gauge, supervisor, 0
         self._earlier: list[Sample] = []              # as far as the rates go back
+        self._began_ms: float | None = None
 
-    @property
-    def begun(self) -> bool:
-        """Tells whether there is something to be seen."""
-        return bool(self._supervisor.events)
-
-    @property
-    def began_ms(self) -> float:
-        """When the first message was confirmed."""
-        return next((event.at_ms for event in self._supervisor.events if event.name == "published"), 0.0)
+    def began_ms(self) -> float | None:
+        """Returns when the first message was confirmed, or None before that: there is nothing to be seen."""
+        if self._began_ms is None:
+            self._began_ms = next((event.at_ms for event in self._supervisor.events if event.name == "published"), None)
+        return self._began_ms
 
     def sample(self, ready: int | None) -> tuple[Sample, list[tuple[float, str]]]:
         """Returns a sample, and the faults since the one before."""

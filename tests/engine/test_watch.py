@@ -179,3 +179,8 @@ def test_a_message_that_waits_for_its_retry_waits_once(lab):
     assert run.counts["retries"] == run.measures.retries == 5
     assert fields(watch, "arrivals", "services", "deliveries", "waiting", "in_flight")[-1] == (5, 5, 10, 0, 0)
     assert all(0 <= sample.services <= sample.arrivals == 5 for sample in watch.samples) and 5 in [sample.waiting for sample in watch.samples]
+
+
+def test_of_a_run_without_messages_nothing_is_seen(lab):
+    live = lab.start(handlers.once_then_ack, [])
+    assert lab.watch(live).samples == [] and live.wait().counts["published"] == 0
