@@ -43,7 +43,7 @@ def test_each_sample_is_told_on_the_thread_that_watches_and_an_error_there_ends_
 
     def look(watch):
         threads.append(threading.current_thread())
-        if len(watch.samples) == 3:
+        if len(watch.samples) >= 3:
             raise ValueError("enough")
     with pytest.raises(ValueError, match="enough"):
         lab.watch(live, every_ms=QUICK_MS, on_sample=look)
@@ -160,7 +160,7 @@ def test_the_measures_of_a_run_show_what_its_mean_hides(lab):
             handlers.once_then_ack(delivery, shop)
     run = lab.run(handler, lab.reminders(4))
     ages = {event.position: event.at_ms for event in run.events if event.name == "published"}
-    ended = max(event.at_ms - ages[event.position] for event in run.events if event.name in ("ack", "nack") and event.phase == "after")
+    ended = max(event.at_ms - ages[event.position] for event in run.events if (event.name, event.phase) in {("ack", "after"), ("dead-lettered", "note")})
     measures = run.measures
     assert measures.terminal_share == 1 / 4 and measures.retries == run.counts["retries"]
     assert measures.oldest_ms == ended > measures.mean_handling_ms > 0
