@@ -13,6 +13,7 @@ from typing import Any
 
 from labkit.errors import BrokerError, LedgerError, PlanError
 from labkit.message import Unreadable
+from labkit.table import count
 
 #: kind of failure -> what it means
 KINDS = {
@@ -107,14 +108,15 @@ class RetryPolicy:
         if not _whole(self.max_attempts) or self.max_attempts < 1:
             raise PlanError(f"max_attempts is {self.max_attempts!r}.", "the first attempt counts, so 1 is the least", "Write max_attempts=3.")
         delays = tuple(self.delays_ms) if isinstance(self.delays_ms, Sequence) and not isinstance(self.delays_ms, str) else None
-        if delays is None or not all(_whole(delay) and delay > 0 for delay in delays) or bool(delays) != (self.max_attempts > 1):
-            raise PlanError(f"delays_ms is {self.delays_ms!r}.", "it must hold a positive whole number for the time between two attempts, and none where there is one attempt",
-                            "Write delays_ms=(100, 400).")
+        if delays is None or not all(_whole(delay) and delay > 0 for delay in delays) or not delays and self.max_attempts > 1:
+            raise PlanError(f"delays_ms is {self.delays_ms!r}.", "it must hold positive whole numbers, for the time between two attempts",
+                            "Write delays_ms=(100,), or more of them.")
         if len(delays) > self.max_attempts - 1:
-            raise PlanError(f"{self.max_attempts} attempts have {self.max_attempts - 1} delays between them, not {len(delays)}.", "the first attempt waits for nothing",
+            have = f"{self.max_attempts} attempts have {count(self.max_attempts - 1, 'delay')} between them" if self.max_attempts > 1 else "1 attempt has no delay"
+            raise PlanError(f"{have}, not {len(delays)}.", "the first attempt waits for nothing",
                             f"Write delays_ms={delays[:self.max_attempts - 1]!r}.")
         if not isinstance(self.jitter, (int, float)) or isinstance(self.jitter, bool) or not 0 <= self.jitter < 1:
-            raise PlanError(f"jitter is {self.jitter!r}.", "it is the part of a delay by which it may change", "Write jitter=0.2, or 0 for none.")
+            raise PlanError(f"jitter is {self.jitter!r}.", "it is the part of a delay by which it may change, from 0 to less than 1", "Write jitter=0.2, or 0 for none.")
         if self.max_age_ms is not None and (not _whole(self.max_age_ms) or self.max_age_ms < 1):
             raise PlanError(f"max_age_ms is {self.max_age_ms!r}.", "it must be a positive whole number", "Leave it out, or write max_age_ms=60_000.")
         if unknown := set(self.routes) - set(self.USUAL_ROUTES):
@@ -122,6 +124,9 @@ class RetryPolicy:
         object.__setattr__(self, "delays_ms", delays)
         object.__setattr__(self, "routes", {**self.USUAL_ROUTES, **self.routes})
         if not callable(self.kinds):
+            errors = self.kinds if isinstance(self.kinds, Mapping) else [self.kinds]
+            if wrong := [error for error in errors if not (isinstance(error, type) and issubclass(error, BaseException))]:
+                raise PlanError(f"kinds has {wrong[0]!r}.", "it takes classes of errors, or a function of the error", 'Write kinds={CardRefused: "terminal"}.')
             for error, kind in self.kinds.items():
                 self._check_kind(kind, f"kinds[{getattr(error, '__name__', error)!r}]")
 
@@ -169,7 +174,7 @@ class RetryPolicy:
 
     def _check_kind(self, kind: Any, what: str) -> str:
         if kind not in KINDS:
-            raise PlanError(f"{what} is {kind!r}.", "it is none of " + ", ".join(KINDS), 'Write "temporary", or its like.')
+            raise PlanError(f"{what} is {kind!r}.", "it is none of " + ", ".join(KINDS), 'Write one of these, such as "terminal".')
         return kind
 
 

@@ -47,7 +47,7 @@ class Sample:
 
 
 async def sampling(live: Live, every_s: float, for_s: float | None, tell: Callable[[Any], None]) -> None:
-    """Tells of the run until it is over or for_s passed, and then None: (sample, faults since the one before, when the first message was confirmed, over)."""
+    """Tells of the run until it is over or for_s passed, and then None: (sample, faults since the one before, when the first message was confirmed, over, last)."""
     depth, taken = _Depth(), None
     clock = asyncio.get_running_loop().time
     begun, ticks, over = clock(), 0, False
@@ -56,11 +56,12 @@ async def sampling(live: Live, every_s: float, for_s: float | None, tell: Callab
         while True:
             ready = await depth.ask(live)
             over = live.done
+            last = over or clock() >= end
             if supervisor := live.supervisor:
                 taken = taken or _Taken(Gauge(live.plan.settings(), supervisor.account), supervisor)
                 if (began_ms := taken.began_ms()) is not None:
-                    tell((*taken.sample(ready), began_ms, over))
-            if over or clock() >= end:
+                    tell((*taken.sample(ready), began_ms, over, last))
+            if last:
                 return
             ticks = max(ticks + 1, int((clock() - begun) / every_s))
             await live.over(min(begun + ticks * every_s, end) - clock())

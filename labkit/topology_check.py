@@ -66,7 +66,7 @@ def _check_that_no_message_comes_round(queues: Mapping[str, Mapping[str, Any]]) 
             way.append(queue)
         if queue == first:
             told = " → ".join(map(repr, [*way, first]))
-            raise PlanError(f"A message can go round without ever being rejected: {told}. RabbitMQ drops it when it comes to a queue for the second time.",
+            raise PlanError(f"A message can go round without ever being rejected, and RabbitMQ then drops it: {told}.",
                             "; ".join(f"{name!r} {_expires(queues[name]) or _drops(queues[name]) or _limits(queues[name])}" for name in way),
                             "Let one of these queues keep its messages until a consumer takes them, and let the consumer publish the retry, "
                             "or reject with requeue=False.")

@@ -75,10 +75,10 @@ def watch(live: Live, every_ms: float, for_s: float | None, on_sample: Callable[
     work = controller.Work(sampling(live, every_ms / 1000, for_s, told.put))
     try:
         while (news := told.get()) is not None:
-            sample, faults, seen.began_ms, seen.over = news
+            sample, faults, seen.began_ms, seen.over, last = news
             seen.samples.append(sample)
             seen.faults += faults
-            if on_sample and (seen.over or told.empty()):                     # who is slow is not told of those in between
+            if on_sample and (last or told.empty()):                     # who is slow is not told of those in between
                 on_sample(seen)
     except BaseException:
         work.cancel()

@@ -103,10 +103,11 @@ def test_routes_replace_the_usual_ones():
 
 
 @pytest.mark.parametrize(("arguments", "told"), [
-    ({"max_attempts": 0}, "1 is the least"), ({"max_attempts": 2}, "2 attempts have 1 delays between them, not 2"), ({"delays_ms": (100, -1)}, "positive whole number"),
-    ({"delays_ms": ()}, "positive whole number"), ({"delays_ms": "100"}, "delays_ms is '100'"), ({"max_attempts": 1}, "none where there is one attempt"),
+    ({"max_attempts": 0}, "1 is the least"), ({"max_attempts": 2}, "2 attempts have 1 delay between them, not 2"), ({"delays_ms": (100, -1)}, "positive whole number"),
+    ({"delays_ms": ()}, "positive whole number"), ({"delays_ms": "100"}, "delays_ms is '100'"), ({"max_attempts": 1}, r"1 attempt has no delay, not 2(.|\n)*Write delays_ms=\(\)"),
     ({"jitter": 1}, "jitter is 1"), ({"jitter": "much"}, "jitter is 'much'"), ({"max_age_ms": 0}, "max_age_ms is 0"), ({"routes": {"business": "x"}}, "routes names 'business'"),
-    ({"kinds": {ValueError: "sometimes"}}, "is 'sometimes'")])
+    ({"kinds": {ValueError: "sometimes"}}, "is 'sometimes'"), ({"kinds": {"KeyError": "terminal"}}, "kinds has 'KeyError'"),
+    ({"kinds": {ValueError("no"): "terminal"}}, r"kinds has ValueError\('no'\)"), ({"kinds": ["terminal"]}, r"kinds has \['terminal'\]")])
 def test_a_policy_that_means_nothing_is_refused(arguments, told):
     with pytest.raises(PlanError, match=told):
         RetryPolicy(**arguments)

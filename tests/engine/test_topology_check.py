@@ -17,7 +17,7 @@ BY_THEMSELVES = {
     "expires into nothing": ({"a": TTL}, {"a": {**TTL, **TO_END}, "end": {}}, "lets messages expire, and has no dead-letter exchange"),
     "drops at its limit": ({"a": {"x-max-length": 1}}, {"a": {"x-max-length": 1, **TO_END}, "end": {}}, "drops the oldest when it is full, and has no dead-letter"),
     "no such target": ({"a": {**TTL, **TO_END}}, {"a": {**TTL, **TO_END}, "end": {}}, "go to 'end', and there is no such queue"),
-    "back to itself": ({"a": {**TTL, **TO_A}}, {"a": {**TTL, **TO_END}, "end": {}}, "without ever being rejected: 'a' → 'a'"),
+    "back to itself": ({"a": {**TTL, **TO_A}}, {"a": {**TTL, **TO_END}, "end": {}}, "without ever being rejected, and RabbitMQ then drops it: 'a' → 'a'"),
     "back to itself by the key that it has": ({"a": {**TTL, "x-dead-letter-exchange": ""}}, {"a": {**TTL, **TO_END}, "end": {}}, "'a' → 'a'"),
     "round by expiry": ({"a": {**TTL, **TO_B}, "b": {**TTL, **TO_A}}, {"a": {**TTL, **TO_B}, "b": TO_A}, "'a' → 'b' → 'a'"),
     "round by a limit": ({"a": {**TTL, **TO_B}, "b": {"x-max-length": 0, **TO_A}}, {"a": {**TTL, **TO_B}, "b": {"x-max-length": 2, **TO_A, **NO_DROP}}, "'a' → 'b' → 'a'"),
@@ -104,7 +104,7 @@ def test_what_is_mended_passes_and_keeps_them(queues, wrong, mended, told):
 @pytest.mark.parametrize("refuse_for_good", [True, False], ids=["rejected", "delivered too often"])
 def test_a_round_by_a_delivery_limit_loses_the_message_and_one_by_a_rejection_keeps_it(queues, refuse_for_good):
     work = {**QUORUM, "x-delivery-limit": 1, **TO_B}
-    with pytest.raises(PlanError, match="without ever being rejected: 'work' → 'b' → 'work'(.|\n)*'work' gives up what was delivered too often"):
+    with pytest.raises(PlanError, match="without ever being rejected, and RabbitMQ then drops it: 'work' → 'b' → 'work'(.|\n)*'work' gives up what was delivered too often"):
         check_topology({"work": work, "b": {**TTL, "x-dead-letter-exchange": "", "x-dead-letter-routing-key": "work"}})
     queues.declare({"work": work, "b": {**TTL, "x-dead-letter-exchange": "", "x-dead-letter-routing-key": "work"}})
     queues.publish("work", b"1")

@@ -61,6 +61,13 @@ def test_who_is_slow_to_look_misses_samples_between_and_never_the_last(lab):
     assert seen[-1] and not any(seen[:-1]) and len(seen) <= 2 < len(watch.samples)
 
 
+def test_the_last_look_at_a_run_that_goes_on_is_told_too(lab):
+    live, seen = lab.start(handlers.loop_for_ever, lab.reminders(3), deadline_s=60), []
+    watch = lab.watch(live, every_ms=QUICK_MS, for_s=0.1, on_sample=lambda watch: seen.append(watch.samples[-1]))
+    live.stop()
+    assert not watch.over and seen[-1] is watch.samples[-1]
+
+
 def test_a_run_that_is_over_is_seen_once(lab):
     live = lab.start(handlers.once_then_ack, lab.reminders(3))
     live.wait()
