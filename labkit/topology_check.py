@@ -36,13 +36,13 @@ def _check_that_what_leaves_goes_somewhere(name: str, arguments: Mapping[str, An
 def _check_that_at_least_once_is_at_work(name: str, arguments: Mapping[str, Any]) -> None:
     if arguments.get(_STRATEGY) != _ALWAYS:
         return
-    for wrong, why, now in ((not _is_quorum(arguments), "only quorum queues know it", f'Write "{_TYPE}": "quorum".'),
-                            (arguments.get(_OVERFLOW) != "reject-publish", "it needs reject-publish: what drops its oldest messages cannot keep them",
+    silent = "and RabbitMQ goes back to at-most-once without a word"
+    for wrong, why, now in ((not _is_quorum(arguments), "only quorum queues know it, and RabbitMQ refuses to declare another one so", f'Write "{_TYPE}": "quorum".'),
+                            (arguments.get(_OVERFLOW) != "reject-publish", f"it needs reject-publish, as what drops its oldest messages cannot keep them, {silent}",
                              f'Write "{_OVERFLOW}": "reject-publish".'),
-                            (_EXCHANGE not in arguments, "it has no dead-letter exchange", f'Give it {{"{_EXCHANGE}": "", "{_KEY}": …}}.')):
+                            (_EXCHANGE not in arguments, f"it has no dead-letter exchange, {silent}", f'Give it {{"{_EXCHANGE}": "", "{_KEY}": …}}.')):
         if wrong:
-            raise PlanError(f"The queue {name!r} does not dead-letter at least once, although it says so.",
-                            f"{why}, and RabbitMQ goes back to at-most-once without a word", now)
+            raise PlanError(f"The queue {name!r} does not dead-letter at least once, although it says so.", why, now)
 
 
 def _check_that_the_route_ends_in_a_queue(name: str, arguments: Mapping[str, Any], queues: Mapping[str, Any]) -> None:

@@ -137,6 +137,15 @@ def test_at_least_once_keeps_what_has_no_target_yet_and_half_of_it_keeps_nothing
     assert set(found) == ({b"1", b"2"} if kept else {b"2"})
 
 
+def test_at_least_once_on_a_classic_queue_is_refused_by_the_check_and_by_the_broker(queues):
+    arguments = {"x-queue-type": "classic", **TTL, **TO_END, **ALWAYS, **NO_DROP}
+    with pytest.raises(PlanError, match="only quorum queues know it"):
+        check_topology({"a": arguments, "end": {}})
+    with pytest.raises(pika.exceptions.ChannelClosedByBroker, match="406.*x-dead-letter-strategy"):
+        queues.declare({"a": arguments})
+    queues.names.clear()
+
+
 @pytest.mark.parametrize(("queues_", "told"), [
     ({"a": {**ALWAYS, **NO_DROP, **TTL, **TO_END}, "end": {}}, "only quorum queues know it"), ({"a": {**QUORUM, **ALWAYS, **NO_DROP}}, "it has no dead-letter exchange"),
     ({"a": {"x-max-length-bytes": 9}}, "drops the oldest"), ({"a": {"x-dead-letter-exchange": "mine", **TTL}}, "exchange 'mine', which this check cannot follow"),
