@@ -29,7 +29,7 @@ class Account:
         self.due_ms: dict[Copy, float] = {}           # of a copy that was delayed: when it comes back, on the clock of the events
         self.held: dict[str, dict[int, Copy]] = defaultdict(dict)             # lane -> tag -> copy
         self._last: dict[Copy, tuple[str, int]] = {}  # copy -> lane and tag that it was handed to last
-        self._under_way: dict[str, tuple[Copy, float]] = {}                   # lane -> the copy that it publishes again, and when that is due
+        self._under_way: dict[str, tuple[Copy, int]] = {}                     # lane -> the copy that it publishes again, and the delay in ms
 
     @property
     def places(self) -> dict[int, list[str]]:
@@ -63,11 +63,9 @@ class Account:
                     self._last[copy] = event.lane, event.tag
                     self.move(copy, ACKED if self._automatic else HELD)
             case steps.RETRY_PUBLISH, steps.BEFORE if event.position is not None:
-                self._under_way[event.lane] = (event.position, event.attempt), event.at_ms + event.detail["delay_ms"]
+                self._under_way[event.lane] = (event.position, event.attempt), event.detail["delay_ms"]
             case steps.RETRY_PUBLISH, _:
-                again = self._under_way.pop(event.lane, None)
-                if event.detail.get("outcome") in _MAY_COME:
-                    self._delay(again)
+                self._publish_again(event, event.detail.get("outcome") in _MAY_COME)
             case (steps.ACK | steps.NACK | steps.REJECT), steps.AFTER:
                 if event.detail["outcome"] in ("sent", "handled"):
                     self._settle(event)
@@ -75,9 +73,14 @@ class Account:
                 self.move(copy, DEAD_LETTERED)
             case ("channel.closed" | "cancelled" | "connection.lost" | "killed" | "exited"), _:
                 if event.name in ("killed", "exited"):
-                    again = self._under_way.pop(event.lane, None)
-                    self._delay(again if event.detail.get("by", "hand") == "hand" else None)               # a planned kill comes before the publish, or after it
+                    self._publish_again(event, event.detail.get("by", "hand") == "hand")                    # a planned kill comes before the publish, or after it
                 self.release(event.lane)
+
+    def put_off(self, due_ms: float) -> None:
+        """Notes that nothing that is delayed is due sooner than this."""
+        for copy in self.outstanding:
+            if self.where[copy] == DELAYED:
+                self.due_ms[copy] = max(due_ms, self.due_ms[copy])
 
     def release(self, lane: str) -> None:
         """Notes that the broker has back whatever this lane held unanswered."""
@@ -85,11 +88,14 @@ class Account:
             if self.where[copy] == HELD and not any(copy in tags.values() for tags in self.held.values()):
                 self.move(copy, WAITING)
 
-    def _delay(self, again: tuple[Copy, float] | None) -> None:
-        """Notes that the broker has a copy, or may have it, which comes back later; it may be heard of after it has come back."""
-        if again and again[0] not in self.where:
-            copy, due_ms = again
-            self.due_ms[copy] = due_ms
+    def _publish_again(self, event: Event, may_come: bool) -> None:
+        """Notes the end of this lane's publish, after which the broker may have the copy; it may be heard of after the copy has come back.
+
+        The delay is counted from here: a worker may stand still for long before it publishes.
+        """
+        copy, delay_ms = self._under_way.pop(event.lane, (None, 0))
+        if copy and may_come and copy not in self.where:
+            self.due_ms[copy] = event.at_ms + delay_ms
             self.move(copy, DELAYED)
 
     def _settle(self, event: Event) -> None:

@@ -16,7 +16,7 @@ from pika.adapters.asyncio_connection import AsyncioConnection
 from labkit.broker.address import Address
 from labkit.broker.reach import told
 from labkit.errors import BrokerError
-from labkit.message import POSITION_HEADER, PUBLISHED_HEADER, Message, copy_of
+from labkit.message import POSITION_HEADER, PUBLISHED_HEADER, Message, copy_of, wire_text
 
 logging.getLogger("pika").setLevel(logging.CRITICAL)  # what goes wrong is told by our own errors
 ANSWER_S = 10                                        # for a connection or a channel
@@ -120,7 +120,7 @@ class Channel:
     def consume(self, queue: str, on_message: Callable[[str, dict], None]) -> None:
         """Takes everything that comes into `queue`, without waiting; on_message(message id, headers)."""
         def take(_, __, properties, ___):
-            _soon(on_message, properties.message_id, properties.headers or {})
+            _soon(on_message, wire_text(properties.message_id), properties.headers or {})
         done = self._calls.expect()
         self._calls.send(lambda: self._pika.basic_consume(queue, take, auto_ack=True, callback=done))
 

@@ -6,8 +6,8 @@ from typing import Any
 from labkit import steps
 from labkit.delivery import Delivery
 from labkit.errors import LedgerError
-from labkit.message import UNREADABLE, Message, Unreadable
-from labkit.retry import BUSINESS, UNKNOWN, RetryPolicy
+from labkit.message import Message, Unreadable
+from labkit.retry import BUSINESS, LONGEST_MS, UNKNOWN, RetryPolicy
 from labkit.routes import Routes
 
 
@@ -63,7 +63,7 @@ class Consumer:
         try:
             message, unreadable = Message.from_wire(body, properties.message_id, properties.correlation_id), None
         except Unreadable as error:
-            message, unreadable = Message(UNREADABLE, properties.message_id or ""), error
+            message, unreadable = Message.unreadable(body, properties.message_id), error
         delivery = worker.current = Delivery(self._count, message, method.delivery_tag, method.redelivered, channel, worker.gate,
                                              settled=self._job["automatic"], body=body, headers=properties.headers or {}, routes=self._routes)
         try:
@@ -129,4 +129,4 @@ class Consumer:
 def _retry_after_ms(error: BaseException) -> int:
     """Returns what a service asked for with its Retry-After in seconds; 0 where it asked for nothing, or for a date."""
     asked = getattr(getattr(error, "headers", None), "get", lambda _: None)("Retry-After")
-    return int(asked) * 1000 if str(asked).isdecimal() else 0
+    return int(1000 * min(float(str(asked)), LONGEST_MS)) if str(asked).isdecimal() else 0

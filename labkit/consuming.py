@@ -32,6 +32,7 @@ class Consuming(Supervisor):
         self._delay_queues: dict[str, asyncio.Task] = {}                      # name -> its declaration
         self._recount = False
         self._stuck_at: Copy | None = None            # the copy that nobody settled, where `_stuck` says so
+        self._dismissed_ms = 0.0                      # when everybody was told to leave, the last time
         self._left = 0                                # what the queue held when everybody had left
 
     async def _open(self) -> None:
@@ -65,7 +66,7 @@ class Consuming(Supervisor):
             if self._ending or self._stuck:
                 return
             await self._dismiss()
-            self._left = await self._ready()
+            self._left = await self._ready()          # which may put off what is delayed
             if not self._left and not self._delayed():
                 return
             self._recount = False                     # something is left: an ack that never arrived, a slow delivery, or one that comes later
@@ -87,7 +88,7 @@ class Consuming(Supervisor):
         ready, outstanding = await self._ready(), set(self.account.outstanding)
         delayed = self._delayed()
         if ready != len(outstanding - delayed) or any(self.account.where[copy] == REJECTED for copy in outstanding):
-            found = await self._channel.drain(self._publisher.work, ready)
+            found = {(position, copy) for position, copy in await self._channel.drain(self._publisher.work, ready) if self._plan.known(position)}
             if self._plan.dead_letter and not self._plan.automatic:
                 await self._hear_dead_letters({copy for copy in outstanding - found - delayed if self._plan.delivery_limit or self.account.where[copy] == REJECTED})
             for copy in outstanding - found - delayed:
@@ -100,6 +101,10 @@ class Consuming(Supervisor):
         if self._passed_on():
             await self._take_events(self._publisher.events)
         return self.account.places
+
+    async def _dismiss(self) -> None:
+        self._dismissed_ms = self._chronicle.now_ms
+        await super()._dismiss()
 
     def _delayed(self) -> set[Copy]:
         """Returns the copies that are in the queue of their delay, or on their way back; not those that should have come long ago."""
@@ -186,7 +191,11 @@ class Consuming(Supervisor):
         while True:
             ready, consumers = await self._channel.count(self._publisher.work)
             if not consumers:
-                return ready
+                break
+        now_ms = self._chronicle.now_ms
+        if now_ms - self._dismissed_ms > 1000 * _STALL_S:                     # a broker that stood still meanwhile has let nothing expire
+            self.account.put_off(now_ms)
+        return ready
 
     async def _hear_dead_letters(self, copies: set[Copy]) -> None:
         """Waits a while for the dead letters of these copies: on its way between two queues, a message is in neither."""

@@ -9,11 +9,13 @@ import pika.exceptions
 from labkit import steps
 from labkit.errors import HandlerError
 from labkit.message import PUBLISHED_HEADER, Message, copy_of, retries_of
-from labkit.retry import TEMPORARY
+from labkit.retry import LONGEST_MS, TEMPORARY
 from labkit.routes import Routes
+from labkit.table import plain
 from labkit.topology import BROKEN
 
-_LONGEST_MS = 24 * 60 * 60 * 1000
+_MAX_REASON = 500                                     # characters: reasons travel along, and the header of a message has to fit into one frame
+_MAY_COME = ("confirmed", "unknown", "blocked")       # outcomes after which the broker has the copy, or may have it
 
 
 class Delivery:
@@ -68,13 +70,14 @@ class Delivery:
         The broker keeps it meanwhile, in a queue for this delay. Returns as `shop.publish` does: only "confirmed" means that the
         broker has it. Raises HandlerError for a second time: two copies would come back.
         """
-        if not isinstance(delay_ms, int) or isinstance(delay_ms, bool) or not 0 < delay_ms <= _LONGEST_MS:
-            raise HandlerError(f"delay_ms is {delay_ms!r}.", f"it must be a whole number from 1 to {_LONGEST_MS}", "Write delivery.republish(100).")
+        if not isinstance(delay_ms, int) or isinstance(delay_ms, bool) or not 0 < delay_ms <= LONGEST_MS:
+            raise HandlerError(f"delay_ms is {delay_ms!r}.", f"it must be a whole number from 1 to {LONGEST_MS}", "Write delivery.republish(100).")
         if self._published_again:
             raise HandlerError("This delivery was published again already.", "two copies of it would come back", "Publish again once, then ack.")
-        self._published_again = True
-        with self._gate.step(steps.RETRY_PUBLISH, self, delay_ms=delay_ms, reason=str(reason)) as passage:
-            passage.outcome = self._routes.again(self, delay_ms, str(reason))
+        reason = plain(reason, _MAX_REASON)
+        with self._gate.step(steps.RETRY_PUBLISH, self, delay_ms=delay_ms, reason=reason) as passage:
+            passage.outcome = self._routes.again(self, delay_ms, reason)
+            self._published_again = passage.outcome in _MAY_COME
         return passage.outcome
 
     def retry(self, reason: str = "", *, at_least_ms: int = 0) -> str:
@@ -87,7 +90,9 @@ class Delivery:
         if self._routes.policy is None:
             raise HandlerError("This run has no retry policy.", "delivery.retry asks it for the delay",
                                "Write lab.run(…, retry=RetryPolicy()), or name the delay: delivery.republish(100), then delivery.ack().")
-        return self._routes.follow(self, TEMPORARY, str(reason), at_least_ms)
+        if not isinstance(at_least_ms, int) or isinstance(at_least_ms, bool):
+            raise HandlerError(f"at_least_ms is {at_least_ms!r}.", "it must be a whole number", "Write delivery.retry(reason, at_least_ms=1000).")
+        return self._routes.follow(self, TEMPORARY, reason, at_least_ms)
 
     def park(self, reason: str, required_check: str = "", route: str = "manual-review", owner: str | None = None) -> str:
         """Writes a terminal record, which a person decides on, then acks: the message leaves the automatic route.
@@ -95,8 +100,9 @@ class Delivery:
         required_check: what must be found out first; owner: who decides. Returns as `ack` does. Raises LedgerError when the record
         cannot be written; the delivery is then not acked.
         """
-        with self._gate.step(steps.TERMINAL_RECORD, self, route=route, reason=str(reason)) as passage:
-            passage.outcome = self._routes.record(self, str(reason), required_check, route, owner)
+        reason = plain(reason, _MAX_REASON)
+        with self._gate.step(steps.TERMINAL_RECORD, self, route=route, reason=reason) as passage:
+            passage.outcome = self._routes.record(self, reason, required_check, route, owner)
         return self.ack()
 
     def fence(self) -> None:

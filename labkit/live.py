@@ -10,6 +10,7 @@ from labkit.errors import LedgerError, PlanError
 from labkit.facts import Facts
 from labkit.plan import Plan
 from labkit.result import Run
+from labkit.terminal import records_so_far
 
 
 class Live:
@@ -82,7 +83,7 @@ class Live:
         events, fired, where, charges = controller.carry_out(self._look())
         return self._judged(events, Facts(self._plan.settings(), [str(fault) for fault in self._plan.faults], fired, None, where,
                                           "stopped", "the run is under way", charges=charges),
-                            _asked(lambda: {"effects": ledger.count_effects_so_far(self._plan.ledger)}, self._plan.ledger))
+                            _asked(lambda: {"effects": ledger.count_effects_so_far(self._plan.ledger), "records": records_so_far(self._plan.ledger)}, self._plan.ledger))
 
     async def _look(self) -> tuple[list, list, dict, dict | None]:
         return (*self._supervisor.look(), await self._supervisor.charges_so_far()) if self._supervisor else ([], [], {}, {})

@@ -1,5 +1,6 @@
 """The logical message: its identities, its JSON form on the wire, and the sample messages of the chapters."""
 
+import hashlib
 import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -13,6 +14,7 @@ POSITION_HEADER = "labkit-position"
 PUBLISHED_HEADER = "labkit-published-ms"
 #: header with the retries so far: a list of {attempt, reason, delay_ms}, the earliest first
 RETRIES_HEADER = "labkit-retries"
+_RETRY = {"attempt": int, "reason": str, "delay_ms": int}
 UNREADABLE = "(unreadable)"                           #: stands for the effect key of a message that cannot be read
 _MAX_ID_BYTES = 255                                   # what AMQP gives to an id
 _encode = json.JSONEncoder(allow_nan=False).encode
@@ -74,16 +76,16 @@ class Message:
                         "schema": self.schema, "payload": dict(self.payload)}).encode()
 
     @classmethod
-    def from_wire(cls, body: bytes, message_id: str | None, correlation_id: str | None) -> "Message":
+    def from_wire(cls, body: bytes, message_id: str | bytes | None, correlation_id: str | bytes | None) -> "Message":
         """Reads a delivered body. Raises Unreadable when it is not the JSON of a message; evaluates nothing."""
         try:
             data = json.loads(body.decode())
             effect_key, payload = data["effect_key"], data.get("payload") or {}
-        except (UnicodeDecodeError, json.JSONDecodeError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:   # ValueError: no UTF-8, no JSON, or a number without end
             raise Unreadable(f"the body is not the JSON of a message: {type(error).__name__}: {error}") from None
         if not isinstance(effect_key, str) or not effect_key or not isinstance(payload, dict):
             raise Unreadable("the body is JSON, but not that of a message: it has no text `effect_key`, or its `payload` is no object")
-        message_id = message_id or f"message-for-{effect_key}"
+        message_id, correlation_id = wire_text(message_id) or f"message-for-{effect_key}", wire_text(correlation_id)
         message = object.__new__(cls)                 # whose values came as JSON: they need not be tried as such again
         for name, value in zip(cls.__slots__, (effect_key, message_id, data.get("sequence_key"), data.get("sequence_number"),
                                                data.get("schema", ""), payload, correlation_id or message_id, None)):
@@ -91,29 +93,39 @@ class Message:
         return message
 
     @classmethod
-    def from_any(cls, body: bytes, message_id: str | None, correlation_id: str | None) -> "Message":
+    def unreadable(cls, body: bytes, message_id: str | bytes | None) -> "Message":
+        """Returns what stands for a body that cannot be read; where it came without an id, the same body is the same message."""
+        return cls(UNREADABLE, wire_text(message_id)[:_MAX_ID_BYTES // 4] or f"unreadable-{hashlib.sha256(body).hexdigest()[:16]}")
+
+    @classmethod
+    def from_any(cls, body: bytes, message_id: str | bytes | None, correlation_id: str | bytes | None) -> "Message":
         """Reads a delivered body, and takes one that is not the JSON of a message, or that none could be sent with, for "(unreadable)"."""
         try:
             return cls(**cls.from_wire(body, message_id, correlation_id).as_dict())
         except (ValueError, PlanError):
-            return cls(UNREADABLE, message_id if isinstance(message_id, str) else "")
+            return cls.unreadable(body, message_id)
 
     def as_dict(self) -> dict[str, Any]:
         """Returns all fields, for a saved run."""
         return {name: getattr(self, name) for name in self.__slots__} | {"payload": dict(self.payload)}
 
 
+def wire_text(value: str | bytes | None) -> str:
+    """Returns an id as it came from the wire as a text: pika hands out bytes where it is no UTF-8, and None where there is none."""
+    return value.decode(errors="replace") if isinstance(value, bytes) else value or ""
+
+
 def copy_of(headers: Mapping[str, Any] | None) -> tuple[int | None, int]:
     """Returns which copy of which published message this is: (its position, the attempt that published it again; 0 for the first copy)."""
     headers = headers or {}
-    retries = retries_of(headers)
-    return headers.get(POSITION_HEADER), retries[-1]["attempt"] if retries else 0
+    position, retries = headers.get(POSITION_HEADER), retries_of(headers)
+    return position if type(position) is int else None, retries[-1]["attempt"] if retries else 0
 
 
 def retries_of(headers: Mapping[str, Any]) -> list[dict[str, Any]]:
     """Returns the retries so far, as the header tells them; none where it is somebody else's, and not in that form."""
     retries = headers.get(RETRIES_HEADER)
-    known = isinstance(retries, list) and all(isinstance(retry, dict) and isinstance(retry.get("attempt"), int) for retry in retries)
+    known = isinstance(retries, list) and all(isinstance(retry, dict) and {name: type(value) for name, value in retry.items()} == _RETRY for retry in retries)
     return retries if known else []
 
 

@@ -25,6 +25,8 @@ _TOLD = {
     (steps.OUTBOX_ADD, "duplicate"): "finds the event in the outbox", (steps.OUTBOX_ADD, None): "adds an event",
     (steps.OUTBOX_READ, None): "reads the outbox", (steps.OUTBOX_MARK, None): "marks the event",
     (steps.PROVIDER_CHARGE, None): "charges",
+    (steps.RETRY_PUBLISH, "confirmed"): "publishes again", (steps.RETRY_PUBLISH, None): "has no confirm for what it publishes again",
+    (steps.TERMINAL_RECORD, None): "records it for a person",
     (steps.PUBLISH, None): "publishes", (steps.CONFIRM, "confirmed"): "has its confirm", (steps.CONFIRM, None): "has no confirm",
     (steps.ACK, None): "acks", (steps.NACK, None): "nacks", (steps.REJECT, None): "rejects",
 }

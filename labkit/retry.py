@@ -28,6 +28,7 @@ TEMPORARY, TERMINAL, BUSINESS, DEFER, UNKNOWN = KINDS
 _TRY_AGAIN = {408, 425, 429, 502, 503, 504}
 #: by name, since these libraries need not be there: the error's class, or one of its parents
 _TEMPORARY_NAMES = {"AMQPConnectionError", "OperationalError", "PoolTimeout", "ConnectTimeout", "ReadTimeout"}
+LONGEST_MS = 24 * 60 * 60 * 1000                     #: of a delay: what waits for longer is for a person
 _TIERS = 5                                            # a spread of delays has so many values, since each needs a queue
 
 
@@ -108,6 +109,8 @@ class RetryPolicy:
         if not _whole(self.max_attempts) or self.max_attempts < 1:
             raise PlanError(f"max_attempts is {self.max_attempts!r}.", "the first attempt counts, so 1 is the least", "Write max_attempts=3.")
         delays = tuple(self.delays_ms) if isinstance(self.delays_ms, Sequence) and not isinstance(self.delays_ms, str) else None
+        if delays and all(map(_whole, delays)) and max(delays) > LONGEST_MS:
+            raise PlanError(f"delays_ms is {self.delays_ms!r}.", f"a message waits for {LONGEST_MS:,} ms at most, which is a day", "Write shorter ones.")
         if delays is None or not all(_whole(delay) and delay > 0 for delay in delays) or not delays and self.max_attempts > 1:
             raise PlanError(f"delays_ms is {self.delays_ms!r}.", "it must hold positive whole numbers, for the time between two attempts",
                             "Write delays_ms=(100,), or more of them.")
@@ -119,8 +122,13 @@ class RetryPolicy:
             raise PlanError(f"jitter is {self.jitter!r}.", "it is the part of a delay by which it may change, from 0 to less than 1", "Write jitter=0.2, or 0 for none.")
         if self.max_age_ms is not None and (not _whole(self.max_age_ms) or self.max_age_ms < 1):
             raise PlanError(f"max_age_ms is {self.max_age_ms!r}.", "it must be a positive whole number", "Leave it out, or write max_age_ms=60_000.")
+        if not isinstance(self.routes, Mapping):
+            raise PlanError(f"routes is {self.routes!r}.", "a dictionary is expected", 'Write routes={"unknown": "manual-review"}, or leave it out.')
         if unknown := set(self.routes) - set(self.USUAL_ROUTES):
             raise PlanError(f"routes names {sorted(unknown)[0]!r}.", "no such kind ends with a person: " + ", ".join(self.USUAL_ROUTES) + " do", "Leave it out.")
+        for kind, route in self.routes.items():
+            if not isinstance(route, str) or not route:
+                raise PlanError(f"routes[{kind!r}] is {route!r}.", "it is not a text that says to whom", 'Write routes={"unknown": "manual-review"}, or leave it out.')
         object.__setattr__(self, "delays_ms", delays)
         object.__setattr__(self, "routes", {**self.USUAL_ROUTES, **self.routes})
         if not callable(self.kinds):
@@ -146,14 +154,14 @@ class RetryPolicy:
         """Returns what follows a failure of this kind.
 
         attempt: which handing-over failed, 1 the first; age_ms: since the message was published; key: draws the jitter, with the seed;
-        at_least_ms: no sooner than that, such as what a service asks for with its Retry-After
+        at_least_ms: no sooner than that, such as what a service asks for with its Retry-After; more than LONGEST_MS is for a person
         """
         self._check_kind(kind, "the kind")
         if kind == BUSINESS:
             return Publish()
         if kind == DEFER:
             return Defer()
-        if kind != TEMPORARY or attempt >= self.max_attempts:
+        if kind != TEMPORARY or attempt >= self.max_attempts or at_least_ms > LONGEST_MS:
             return Terminal(self.routes[kind])
         tiers = self.tiers_ms(attempt)
         delay_ms = max(at_least_ms, random.Random(f"{self.seed} {key} {attempt}").choice(tiers))
@@ -170,10 +178,11 @@ class RetryPolicy:
     def tiers_ms(self, attempt: int) -> list[int]:
         """Returns the delays that may follow this attempt, the shortest first: few, since the broker needs a queue for each."""
         delay = self.delays_ms[min(attempt, len(self.delays_ms)) - 1]
-        return sorted({round(delay * (1 + self.jitter * (2 * tier / (_TIERS - 1) - 1))) for tier in range(_TIERS)})
+        spread = (round(delay * (1 + self.jitter * (2 * tier / (_TIERS - 1) - 1))) for tier in range(_TIERS))
+        return sorted({min(max(1, tier_ms), LONGEST_MS) for tier_ms in spread})
 
     def _check_kind(self, kind: Any, what: str) -> str:
-        if kind not in KINDS:
+        if not isinstance(kind, str) or kind not in KINDS:
             raise PlanError(f"{what} is {kind!r}.", "it is none of " + ", ".join(KINDS), 'Write one of these, such as "terminal".')
         return kind
 

@@ -44,7 +44,7 @@ class Routes:
     def again(self, delivery: Any, delay_ms: int, reason: str) -> str:
         """Publishes what was delivered into the queue of this delay, with its retries in the header, and returns the outcome."""
         retries = [*delivery.retries, {"attempt": delivery.attempt, "reason": reason, "delay_ms": delay_ms}]
-        headers = {name: delivery.headers[name] for name in (POSITION_HEADER, PUBLISHED_HEADER) if name in delivery.headers}
+        headers = {name: delivery.headers[name] for name in (POSITION_HEADER, PUBLISHED_HEADER) if isinstance(delivery.headers.get(name), int)}
         return self._sender.put(self._delay_queue(delay_ms), delivery.body, {**headers, RETRIES_HEADER: retries}, delivery.message)
 
     def _answer(self, delivery: Any, outcome: str) -> None:

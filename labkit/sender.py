@@ -139,9 +139,16 @@ class Sender:
     def _send(self, queue: str, body: bytes, message: Message, mandatory: bool, headers: dict[str, Any] | None = None) -> None:
         self.sent += 1
         self._pending[self.sent] = message
-        self._channel.basic_publish("", queue, body, pika.BasicProperties(
-            content_type="application/json", delivery_mode=pika.DeliveryMode.Persistent, message_id=message.message_id,
-            correlation_id=message.correlation_id, headers=headers), mandatory=mandatory)
+        try:
+            self._channel.basic_publish("", queue, body, pika.BasicProperties(
+                content_type="application/json", delivery_mode=pika.DeliveryMode.Persistent, message_id=message.message_id,
+                correlation_id=message.correlation_id, headers=headers), mandatory=mandatory)
+        except BROKEN:
+            raise
+        except Exception:                             # it cannot be written down for the broker, who gives this number to the next one
+            del self._pending[self.sent]
+            self.sent -= 1
+            raise
 
     def _settle(self) -> None:
         """Waits for the outcomes of all that was sent, as long as they may come."""

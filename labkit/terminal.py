@@ -3,7 +3,7 @@
 from typing import Any
 
 from labkit import sql
-from labkit.access import Access
+from labkit.access import Access, text
 from labkit.message import Message
 
 
@@ -14,7 +14,12 @@ class Terminal:
         self._access = access
 
     def record(self, delivery: Any, reason: str, required_check: str, route: str, owner: str | None) -> str:
-        """Writes the record of this message, one for a message and its effect. Returns "recorded", or "there already"."""
+        """Writes the record of this message, one for a message and its effect. Returns "recorded", or "there already".
+
+        Raises HandlerError for what is no text.
+        """
+        for name, value in (("required_check", required_check), ("route", route), *[("owner", owner)] * (owner is not None)):
+            text(name, value)
         message = delivery.message
         new = self._access.sql(sql.WRITE_RECORD, (message.message_id, message.effect_key, route, reason, required_check, owner, delivery.attempt)).count
         return "recorded" if new else "there already"
@@ -25,5 +30,14 @@ class Terminal:
 
 
 def records(place: Any) -> list[dict[str, Any]]:
-    """Returns the records, the oldest first, as dictionaries of their columns. Raises LedgerError."""
-    return [dict(zip(sql.RECORD_COLUMNS, row)) for row in place.settled(sql.ALL_RECORDS)]
+    """Returns the records, the oldest first, as dictionaries of their columns, once no dead worker can add one. Raises LedgerError."""
+    return _named(place.settled(sql.ALL_RECORDS))
+
+
+def records_so_far(place: Any) -> list[dict[str, Any]]:
+    """Returns the same as it stands while workers write."""
+    return _named(place.query(sql.ALL_RECORDS))
+
+
+def _named(rows: list[tuple]) -> list[dict[str, Any]]:
+    return [dict(zip(sql.RECORD_COLUMNS, row)) for row in rows]

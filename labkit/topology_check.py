@@ -18,6 +18,8 @@ def check_topology(queues: Mapping[str, Mapping[str, Any]]) -> None:
 
     queues: name -> arguments as in pika's queue_declare, all the queues that dead letters may go to; they travel by the default exchange
     """
+    if not isinstance(queues, Mapping):
+        raise PlanError(f"queues is {queues!r}.", "a dictionary is expected: the name of each queue, and its arguments", 'Write check_topology({"work": {"x-queue-type": "quorum"}}).')
     queues = {name: arguments or {} for name, arguments in queues.items()}
     for name, arguments in queues.items():
         _check_that_what_leaves_goes_somewhere(name, arguments)

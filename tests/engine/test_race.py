@@ -51,6 +51,18 @@ def move_first(delivery, shop):
     delivery.ack()
 
 
+def test_a_race_for_a_record_and_one_that_publishes_again_are_told(lab, message):
+    park = lab.race(lambda delivery, shop: delivery.park("?"), message)
+    assert (park.verdict, park.schedules[0].told) == ("holds", ["A records it for a person"])        # B finds the record, and does not enter its handler
+    assert ["A records it for a person", "B records it for a person"] in [schedule.told for schedule in park.schedules]
+
+    def again(delivery, shop):
+        if delivery.attempt < 3:
+            delivery.republish(20)
+        delivery.ack()
+    assert lab.race(again, message, limit=1).schedules[0].told == ["A publishes again", "B publishes again"]
+
+
 def test_a_race_of_moves_is_told(either):
     race = either.race(move_first, either.reminders(1)[0])
     assert (race.verdict, race.counts["once"]) == ("holds", race.total)

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, strategies as st
 
 from labkit import LedgerError, Message, PlanError
+from labkit.message import Unreadable
 from labkit.retry import BrokenRule, BusinessOutcome, Defer, KINDS, Publish, Retry, RetryPolicy, Terminal, UnknownSchema, classify
 
 policies = st.integers(1, 8).flatmap(lambda attempts: st.builds(
@@ -60,6 +61,16 @@ def test_no_message_is_longer_under_way_than_the_policy_says(policy, key, work_m
     assert age_ms <= policy.longest_ms(work_ms) + 1e-6
 
 
+@pytest.mark.parametrize(("delay_ms", "least", "most"), [(1, 1, 2), (24 * 60 * 60 * 1000, 1, 24 * 60 * 60 * 1000)])
+def test_no_jitter_makes_a_delay_that_no_queue_can_have(delay_ms, least, most):
+    tiers = RetryPolicy(max_attempts=2, delays_ms=(delay_ms,), jitter=0.99).tiers_ms(1)
+    assert least <= tiers[0] <= tiers[-1] <= most
+
+
+def test_who_asks_for_more_than_a_day_is_not_waited_for():
+    assert RetryPolicy().next_action("temporary", 1, 0, at_least_ms=2 * 24 * 60 * 60 * 1000) == Terminal("manual-review")
+
+
 def test_jitter_spreads_what_failed_together():
     spread = {RetryPolicy().next_action("temporary", 1, 0, str(number)).delay_ms for number in range(50)}
     assert spread == {80, 90, 100, 110, 120}
@@ -78,9 +89,10 @@ def test_failures_are_classified_before_anything_is_tried_again_and_unknown_is_n
 
 
 def test_a_body_that_is_no_message_is_terminal():
-    with pytest.raises(ValueError) as caught:
-        Message.from_wire(b"{", "id", None)
-    assert classify(caught.value) == "terminal"
+    for body in (b"{", b"\xff", b"[" * 100_000, b'{"effect_key": "a", "payload": {"n": ' + b"1" * 5000 + b"}}"):
+        with pytest.raises(Unreadable) as caught:
+            Message.from_wire(body, "id", None)
+        assert classify(caught.value) == "terminal"
 
 
 class Refused(Exception):
@@ -106,8 +118,11 @@ def test_routes_replace_the_usual_ones():
     ({"max_attempts": 0}, "1 is the least"), ({"max_attempts": 2}, "2 attempts have 1 delay between them, not 2"), ({"delays_ms": (100, -1)}, "positive whole number"),
     ({"delays_ms": ()}, "positive whole number"), ({"delays_ms": "100"}, "delays_ms is '100'"), ({"max_attempts": 1}, r"1 attempt has no delay, not 2(.|\n)*Write delays_ms=\(\)"),
     ({"jitter": 1}, "jitter is 1"), ({"jitter": "much"}, "jitter is 'much'"), ({"max_age_ms": 0}, "max_age_ms is 0"), ({"routes": {"business": "x"}}, "routes names 'business'"),
-    ({"kinds": {ValueError: "sometimes"}}, "is 'sometimes'"), ({"kinds": {"KeyError": "terminal"}}, "kinds has 'KeyError'"),
-    ({"kinds": {ValueError("no"): "terminal"}}, r"kinds has ValueError\('no'\)"), ({"kinds": ["terminal"]}, r"kinds has \['terminal'\]")])
+    ({"kinds": {ValueError: "sometimes"}}, "is 'sometimes'"), ({"kinds": {ValueError: ["temporary"]}}, "none of temporary"),
+    ({"kinds": {"KeyError": "terminal"}}, "kinds has 'KeyError'"), ({"kinds": None}, "kinds has None"),
+    ({"kinds": {ValueError("no"): "terminal"}}, r"kinds has ValueError\('no'\)"), ({"kinds": ["terminal"]}, r"kinds has \['terminal'\]"),
+    ({"routes": {"unknown": None}}, r"routes\['unknown'\] is None"), ({"routes": ["x"]}, "a dictionary is expected"),
+    ({"delays_ms": (48 * 60 * 60 * 1000,)}, "which is a day")])
 def test_a_policy_that_means_nothing_is_refused(arguments, told):
     with pytest.raises(PlanError, match=told):
         RetryPolicy(**arguments)

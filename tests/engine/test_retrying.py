@@ -3,10 +3,11 @@ import time
 import urllib.error
 from email.message import Message as Headers
 
+import pika
 import pytest
 from pika.exceptions import ChannelClosedByBroker
 
-from labkit import BusinessOutcome, HandlerError, LedgerError, Message, PlanError, RetryPolicy, Run, UnknownSchema, crash, fail, publish_outbox
+from labkit import BusinessOutcome, HandlerError, LedgerError, Message, PlanError, RetryPolicy, Run, UnknownSchema, crash, fail, hang, publish_outbox
 from labkit.topology import connect, wire
 
 KEY = "invoice-1:reminder"
@@ -202,3 +203,91 @@ def test_a_run_leaves_no_delay_queue_behind(lab):
                 channel = connection.channel()
                 while time.monotonic() < deadline:
                     channel.queue_declare(f"{lab._prefix}.{lab._runs}.delay-{delay_ms}", passive=True)
+
+
+def test_a_delay_begins_when_the_copy_is_published_however_long_the_worker_stood_still_before(lab):
+    run = lab.run(raising(TimeoutError(), until=2), lab.reminders(1), retry=RetryPolicy(max_attempts=2, delays_ms=(800,), jitter=0),
+                  faults=[hang.at("retry.publish", seconds=2.2)])
+    assert (run.verdict, run.statuses[KEY], run.facts.where) == ("holds", "once", {1: ["acked", "acked"]})
+
+
+@pytest.mark.parametrize("reason", ["\ud800", "x" * 100_000, "a\x00b\n", b"\xff", None])
+def test_a_reason_of_any_form_travels_along(either, reason):
+    def tell(delivery, shop):
+        delivery.retry(reason)
+    begun = time.monotonic()
+    run = either.run(tell, either.reminders(1), retry=RetryPolicy(max_attempts=4, delays_ms=(20,), jitter=0))
+    assert (run.verdict, run.statuses[KEY], run.counts["retries"], run.counts["records"], run.facts.errors) == ("holds", "terminal", 3, 1, [])
+
+    def park(delivery, shop):
+        delivery.park(reason)
+    assert (either.run(park, either.reminders(1)).counts["records"], time.monotonic() - begun < 5) == (1, True)
+
+
+@pytest.mark.parametrize("odd", [{"required_check": None}, {"route": 3}, {"owner": ["a"]}])
+def test_a_record_of_what_is_no_text_is_refused_as_a_mistake(either, odd):
+    run = either.run(lambda delivery, shop: delivery.park("?", **odd), either.reminders(1))
+    assert (run.statuses[KEY], "HandlerError" in run.facts.errors[0]) == ("terminal", True)          # as a dead letter
+
+
+def test_a_retry_that_was_not_published_may_be_asked_for_again(lab):
+    def stubborn(delivery, shop):
+        if delivery.attempt > 1:
+            return remind(delivery, shop)
+        try:
+            delivery.retry("busy")
+        except TimeoutError:
+            print(delivery.retry("busy"))
+    run = lab.run(stubborn, lab.reminders(1), retry=QUICK, faults=[fail("retry.publish", TimeoutError())])
+    assert (run.facts.printed, run.statuses[KEY], run.facts.errors) == ("retried\n", "once", [])
+
+
+def test_a_service_that_names_a_time_beyond_every_delay_is_for_a_person(lab):
+    def closed(delivery, shop):
+        raise urllib.error.HTTPError("", 503, "closed for the season", {"Retry-After": "9" * 5000}, None)
+    run = lab.run(closed, lab.reminders(1), retry=QUICK)
+    assert (run.statuses[KEY], run.counts["deliveries"], run.counts["records"]) == ("terminal", 1, 1)
+
+
+def test_a_number_without_end_does_not_kill_the_worker(lab):
+    run = lab.run(remind, [Message("a", raw='{"effect_key": "a", "payload": {"n": ' + "1" * 5000 + "}}"), Message("b")], retry=QUICK)
+    assert (run.verdict, run.statuses) == ("holds", {"a": "terminal", "b": "once"})
+
+
+def test_what_is_with_a_person_is_not_lost_while_the_run_goes_on(lab):
+    def handler(delivery, shop):
+        if delivery.message.message_id == "reminder-1":
+            delivery.park("?")
+            print("parked")
+        else:
+            delivery.retry("busy")
+    live = lab.start(handler, lab.reminders(2), retry=RetryPolicy(max_attempts=2, delays_ms=(60_000,)))
+    while (counts := live.counts)["retries"] < 1 and not live.done:
+        time.sleep(0.01)
+    live.stop()
+    assert (counts["terminal"], counts["lost"], counts["pending"], live.wait().counts["records"]) == (1, 0, 1, 1)
+
+
+ODD = [{"labkit-position": [1]}, {"labkit-retries": [{"attempt": 2**62, "reason": 5}]}, {"labkit-position": "one", "labkit-published-ms": "x"}]
+
+
+@pytest.mark.parametrize(("body", "properties"), [
+    (b"{", {}), (b"\xff", {"message_id": b"\xff"}), (b'{"effect_key": "f"}', {"message_id": b"\xff", "correlation_id": b"\xff"}),
+    (b'{"effect_key": "' + b"k" * 400 + b'"}', {}), *[(b'{"effect_key": "f"}', {"message_id": "f", "headers": headers}) for headers in ODD]])
+@pytest.mark.parametrize("stop", [False, True])
+def test_a_message_of_somebody_else_is_retried_like_any_other_and_breaks_nothing(lab, tmp_path, body, properties, stop):
+    def handler(delivery, shop):
+        if delivery.message.message_id == "reminder-1":
+            time.sleep(0.3)
+            return remind(delivery, shop)
+        delivery.retry("busy")
+    live = lab.start(handler, lab.reminders(1), retry=QUICK)
+    while live.counts["deliveries"] < 1:
+        time.sleep(0.01)
+    with connect(wire(lab.broker.address)) as connection:
+        connection.channel().basic_publish("", f"{lab._prefix}.{lab._runs}.work", body, pika.BasicProperties(**properties))
+    if stop:
+        live.stop()                                   # with both messages in the queue
+    run = live.wait()
+    assert (run.statuses[KEY], run.verdict) == (("pending", "unknown") if stop else ("once", "holds"))
+    assert Run.load(run.save(tmp_path / "run")).counts == run.counts
