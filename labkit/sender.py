@@ -31,6 +31,7 @@ class Sender:
         """connect() returns a blocking connection; queue: where messages go that name no other, and the arguments that it is declared with."""
         self._connect, self._gate, self._delivery, self._queue, self._arguments = connect, gate, current_delivery, queue, arguments
         self._connection = self._channel = self._blocked = None
+        self._provided = False                        # the queue, on this connection
         self._pending: dict[int, Message] = {}        # by their number on the channel, of those that have no outcome yet
         self._outcomes: dict[str, str] = {}           # by message id, of those that were not told yet
         self._returned: set[str] = set()
@@ -46,6 +47,7 @@ class Sender:
         body = message.body()                         # which raises here, before the message has a number
         self.passes += 1
         self._reach()
+        self._provide()
         with self._step(steps.PUBLISH, message, **({"to": to} if to else {}), **({} if mandatory else {"mandatory": False})) as passage:
             passage.outcome = "not sent"
             self._outcomes[message.message_id] = "not sent"
@@ -126,7 +128,6 @@ class Sender:
         try:
             self._connection = self._connect()
             self._channel = self._connection.channel()
-            self._channel.queue_declare(self._queue, durable=True, arguments=self._arguments)
             self._channel._impl.confirm_delivery(self._hear)                  # pika's blocking channel would wait inside basic_publish
         except BROKEN:
             self._channel = None
@@ -134,7 +135,16 @@ class Sender:
         self._channel._impl.add_on_return_callback(lambda _, __, properties, ___: self._returned.add(properties.message_id))
         self._connection.add_on_connection_blocked_callback(lambda *_: setattr(self, "_blocked", "blocked"))
         self._connection.add_on_connection_unblocked_callback(lambda *_: setattr(self, "_blocked", None))
-        self.sent, self._blocked = 0, None
+        self.sent, self._blocked, self._provided = 0, None, False
+
+    def _provide(self) -> None:
+        """Declares the queue for what names no other, once a connection; a broker that is blocked would not answer."""
+        if self._usable and not self._provided and not self._blocked:
+            try:
+                self._channel.queue_declare(self._queue, durable=True, arguments=self._arguments)
+                self._provided = True
+            except BROKEN:
+                self._lose()
 
     def _send(self, queue: str, body: bytes, message: Message, mandatory: bool, headers: dict[str, Any] | None = None) -> None:
         self.sent += 1

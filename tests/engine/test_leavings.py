@@ -6,7 +6,7 @@ import urllib.request
 import psutil
 import pytest
 
-from labkit import Lab, crash, hang, lose
+from labkit import Lab, RetryPolicy, crash, hang, lose
 from tests.engine import handlers
 from tests.engine.test_live import until
 
@@ -16,6 +16,7 @@ RUNS = {
     "deadline": (handlers.loop_for_ever, {"deadline_s": 1, "publish": "while", "rate": 2}), "dead letters": (handlers.raise_value_error, {"queue_type": "classic"}),
     "max_deliveries": (handlers.nack_always, {"max_deliveries": 3}), "gave up": (handlers.exit_with_three, {}),
     "never settled": (handlers.effect_only, {}), "broken channel": (handlers.ack_twice, {}), "automatic": (handlers.effect_only, {"acknowledge": "auto"}),
+    "retries": (handlers.raise_value_error, {"retry": RetryPolicy(delays_ms=(10,), kinds={ValueError: "temporary"})}),
 }
 
 
