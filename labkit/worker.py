@@ -118,6 +118,7 @@ class Worker:
         """Notes what was raised, and undoes what was begun. SystemExit and KeyboardInterrupt end the process."""
         self.access.abandon()
         self.gate.note("raised", self.current, error=told(error), frames=learner_frames(error.__traceback__), **detail)
+        error.__traceback__ = None                    # an object that is raised again and again would carry them all along
         if not isinstance(error, Exception):
             self._fence_and_leave(getattr(error, "code", 1))
 

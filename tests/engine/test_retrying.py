@@ -268,6 +268,11 @@ def test_what_is_with_a_person_is_not_lost_while_the_run_goes_on(lab):
     assert (counts["terminal"], counts["lost"], counts["pending"], live.wait().counts["records"]) == (1, 0, 1, 1)
 
 
+def test_an_error_object_that_is_raised_again_and_again_does_not_grow(lab):
+    run = lab.run(raising(TimeoutError(), until=2), lab.reminders(20), retry=QUICK)
+    assert [len(event.detail["frames"]) for event in run.events if event.name == "raised"] == [1] * 20
+
+
 ODD = [{"labkit-position": [1]}, {"labkit-retries": [{"attempt": 2**62, "reason": 5}]}, {"labkit-position": "one", "labkit-published-ms": "x"}]
 
 
