@@ -13,7 +13,8 @@ from labkit.trace import Event
 WAITING, DELAYED, HELD, REJECTED = "waiting", "delayed", "held", "rejected"   # outstanding
 ACKED, DEAD_LETTERED, DROPPED, VANISHED = "acked", "dead-lettered", "dropped", "vanished"
 OUTSTANDING = {WAITING, DELAYED, HELD, REJECTED}
-_MAY_COME = ("confirmed", "unknown", "blocked")       # outcomes after which the broker has the copy, or may have it
+#: outcomes of a publish after which the broker has the copy, or may have it
+MAY_COME = ("confirmed", "unknown", "blocked")
 
 Copy = tuple[int, int]
 
@@ -26,7 +27,7 @@ class Account:
         self.where: dict[Copy, str] = {}
         self.outstanding: set[Copy] = set()
         self.open: Counter[int] = Counter()           # position -> its copies that are outstanding, where there are any
-        self.due_ms: dict[Copy, float] = {}           # of a copy that was delayed: when it comes back, on the clock of the events
+        self.due_ms: dict[Copy, float] = {}           # of each copy that is delayed: when it comes back, on the clock of the events
         self.held: dict[str, dict[int, Copy]] = defaultdict(dict)             # lane -> tag -> copy
         self._last: dict[Copy, tuple[str, int]] = {}  # copy -> lane and tag that it was handed to last
         self._under_way: dict[str, tuple[Copy, int]] = {}                     # lane -> the copy that it publishes again, and the delay in ms
@@ -44,6 +45,8 @@ class Account:
         if self.where.get(copy) == DEAD_LETTERED:
             return
         self.where[copy] = where
+        if where != DELAYED:
+            self.due_ms.pop(copy, None)
         if (where in OUTSTANDING) == (copy in self.outstanding):
             return
         (self.outstanding.add if where in OUTSTANDING else self.outstanding.discard)(copy)
@@ -65,7 +68,7 @@ class Account:
             case steps.RETRY_PUBLISH, steps.BEFORE if event.position is not None:
                 self._under_way[event.lane] = (event.position, event.attempt), event.detail["delay_ms"]
             case steps.RETRY_PUBLISH, _:
-                self._publish_again(event, event.detail.get("outcome") in _MAY_COME)
+                self._publish_again(event, event.detail.get("outcome") in MAY_COME)
             case (steps.ACK | steps.NACK | steps.REJECT), steps.AFTER:
                 if event.detail["outcome"] in ("sent", "handled"):
                     self._settle(event)
@@ -78,9 +81,7 @@ class Account:
 
     def put_off(self, due_ms: float) -> None:
         """Notes that nothing that is delayed is due sooner than this."""
-        for copy in self.outstanding:
-            if self.where[copy] == DELAYED:
-                self.due_ms[copy] = max(due_ms, self.due_ms[copy])
+        self.due_ms = {copy: max(due_ms, due) for copy, due in self.due_ms.items()}
 
     def release(self, lane: str) -> None:
         """Notes that the broker has back whatever this lane held unanswered."""

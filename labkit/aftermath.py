@@ -1,4 +1,4 @@
-"""After a kill of the broker: a channel that may be dead at its end, and what a queue still hands out."""
+"""A kill of the broker and what comes after it: a channel that may be dead at its end, and what a queue still hands out."""
 
 from collections import Counter
 from collections.abc import Iterator
@@ -33,6 +33,14 @@ def channel_on(broker: Broker) -> Iterator:
     if reason:
         raise told(broker.address, reason) if connection is None else BrokerError(
             "RabbitMQ ended the connection, or took no messages.", f"{type(reason).__name__}: {reason}", _NEXT)
+
+
+def kill_and_start(broker: Broker) -> None:
+    """Kills the node, and starts it again on its data, even where the kill failed. Raises BrokerError."""
+    try:
+        broker.kill()
+    finally:
+        broker.start()
 
 
 def take_out(channel: Any, queue: str, at_least: int = 0, through: str | None = None) -> Counter:

@@ -8,7 +8,7 @@ import functools
 from typing import Any
 
 from labkit import steps, topology
-from labkit.account import DEAD_LETTERED, DELAYED, REJECTED, VANISHED, WAITING, Copy
+from labkit.account import DEAD_LETTERED, REJECTED, VANISHED, WAITING, Copy
 from labkit.errors import BrokerError
 from labkit.plan import Plan
 from labkit.publisher import Publisher
@@ -108,8 +108,13 @@ class Consuming(Supervisor):
 
     def _delayed(self) -> set[Copy]:
         """Returns the copies that are in the queue of their delay, or on their way back; not those that should have come long ago."""
-        account, since_ms = self.account, self._chronicle.now_ms - 1000 * _ON_THE_WAY_S
-        return {copy for copy in account.outstanding if account.where[copy] == DELAYED and account.due_ms[copy] > since_ms}
+        since_ms = self._chronicle.now_ms - 1000 * _ON_THE_WAY_S
+        return {copy for copy, due_ms in self.account.due_ms.items() if due_ms > since_ms}
+
+    def _patience_s(self) -> float:
+        """Returns how long idle workers wait for news: until the last copy that is delayed must have come back."""
+        last_ms = max((self.account.due_ms[copy] for copy in self._delayed()), default=0)
+        return max(_STALL_S, (last_ms - self._chronicle.now_ms) / 1000 + _ON_THE_WAY_S if last_ms else 0)
 
     def _passed_on(self) -> bool:
         """Tells whether a handler has published something."""
@@ -148,10 +153,8 @@ class Consuming(Supervisor):
         while not self._quiet():
             hung = any(seat.hung == "for good" for seat in self._seats)
             all_idle = self._publisher.done and all(seat.hung == "for good" or (seat.idle and not seat.running) for seat in self._seats)
-            last_due_ms = max((self.account.due_ms[copy] for copy in self._delayed()), default=0)
-            patience_s = max(_STALL_S, (last_due_ms - self._chronicle.now_ms) / 1000 + _ON_THE_WAY_S if last_due_ms else 0)
             try:
-                await asyncio.wait_for(self._changed.wait(), patience_s if all_idle else None)
+                await asyncio.wait_for(self._changed.wait(), self._patience_s() if all_idle else None)
             except TimeoutError:
                 known = len(self.events)
                 self._read()                          # a worker that was idle may be at work again, without a word

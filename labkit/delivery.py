@@ -7,6 +7,7 @@ from typing import Any
 import pika.exceptions
 
 from labkit import steps
+from labkit.account import MAY_COME
 from labkit.errors import HandlerError
 from labkit.message import PUBLISHED_HEADER, Message, copy_of, retries_of
 from labkit.retry import LONGEST_MS, TEMPORARY
@@ -15,7 +16,6 @@ from labkit.table import plain
 from labkit.topology import BROKEN
 
 _MAX_REASON = 500                                     # characters: reasons travel along, and the header of a message has to fit into one frame
-_MAY_COME = ("confirmed", "unknown", "blocked")       # outcomes after which the broker has the copy, or may have it
 
 
 class Delivery:
@@ -77,7 +77,7 @@ class Delivery:
         reason = plain(reason, _MAX_REASON)
         with self._gate.step(steps.RETRY_PUBLISH, self, delay_ms=delay_ms, reason=reason) as passage:
             passage.outcome = self._routes.again(self, delay_ms, reason)
-            self._published_again = passage.outcome in _MAY_COME
+            self._published_again = passage.outcome in MAY_COME
         return passage.outcome
 
     def retry(self, reason: str = "", *, at_least_ms: int = 0) -> str:

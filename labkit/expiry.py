@@ -10,7 +10,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 
 from labkit import controller, topology
-from labkit.aftermath import channel_on, take_out
+from labkit.aftermath import channel_on, kill_and_start, take_out
 from labkit.amqp import ANSWER_S, Channel, Session
 from labkit.broker import Broker
 from labkit.errors import BrokerError
@@ -119,10 +119,7 @@ def expire(broker: Broker, prefix: str, run: int, messages: int) -> Expiry:
                 channel.queue_declare(queue, durable=True, arguments=arguments)
         broker.settle()                               # else a quorum queue may be gone because it is new
         before = controller.carry_out(_publish_and_watch(broker, pairs))
-        try:
-            broker.kill()
-        finally:
-            broker.start()
+        kill_and_start(broker)
         with channel_on(broker) as channel:
             channel.confirm_delivery()
             for pair in pairs:                        # a confirm says that the target is there: what expires from now on arrives

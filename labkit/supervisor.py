@@ -17,13 +17,13 @@ from labkit.broker.address import Address
 from labkit.chronicle import Chronicle
 from labkit.crew import Crew
 from labkit.errors import BrokerError, HandlerError, LabError
+from labkit.facts import Facts
 from labkit.faults import PRODUCER
 from labkit.firing import Firing
 from labkit.message import Message
 from labkit.prints import Prints
 from labkit.provider.tab import Tab
 from labkit.relay import Relay
-from labkit.facts import Facts
 from labkit.seat import Seat
 from labkit.stepping import Stepping
 from labkit.table import plain

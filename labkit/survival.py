@@ -12,7 +12,7 @@ import pika
 from pika.exceptions import ConnectionClosedByBroker
 
 from labkit import topology
-from labkit.aftermath import channel_on, take_out
+from labkit.aftermath import channel_on, kill_and_start, take_out
 from labkit.broker import Broker
 from labkit.errors import BrokerError
 
@@ -113,10 +113,7 @@ def survive(broker: Broker, prefix: str, run: int, messages: int) -> Survival:
                     _publish(channel, {queue: row}, messages)
         with channel_on(broker) as channel:
             _publish(channel, {queue: row for queue, row in there.items() if not row.confirmed}, messages)
-            try:
-                broker.kill()
-            finally:
-                broker.start()
+            kill_and_start(broker)
         with channel_on(broker) as channel:
             channel.confirm_delivery()
             counted = {queue: replace(row, survived=len(take_out(channel, queue))) for queue, row in there.items()}

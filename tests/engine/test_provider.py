@@ -91,6 +91,10 @@ def test_each_bad_behaviour_is_met_as_what_it_is_and_ends_after_so_many_calls(la
     assert (run.counts["charges"], provider.charges) == (charges, {KEY: charges})
 
 
+def patient(delivery, shop):
+    shop.provider.charge(delivery.message.effect_key, timeout_s=600)
+
+
 def test_a_slow_provider_that_is_not_waited_for_charges_all_the_same(lab, provider):
     provider.behave("slow", ms=1000, calls=1)
     run = lab.run(tell_and_ask_again, lab.reminders(1))
@@ -265,9 +269,6 @@ def test_a_charge_for_a_key_that_is_none_of_the_runs_is_not_counted_among_them(l
 
 def test_the_charges_of_a_run_that_is_under_way_are_told(lab, provider):
     provider.behave("silent")
-
-    def patient(delivery, shop):
-        shop.provider.charge(delivery.message.effect_key, timeout_s=600)
     live = lab.start(patient, lab.reminders(1), deadline_s=600)
     until(lambda: provider.charges)
     assert live.counts["charges"] == 1
@@ -403,11 +404,9 @@ def test_an_interrupt_does_not_reach_it(lab, provider):
 
 
 def test_one_that_was_killed_makes_its_run_unknown_and_the_next_use_starts_another(broker):
-    def waits(delivery, shop):
-        shop.provider.charge(delivery.message.effect_key, timeout_s=600)
     with Lab(broker=broker, quiet=True) as lab:
         lab.provider.behave("silent")
-        live = lab.start(waits, lab.reminders(1))
+        live = lab.start(patient, lab.reminders(1))
         until(lambda: lab.provider.charges)
         os.kill(lab._provider._process.pid, signal.SIGKILL)
         run = live.wait()
@@ -470,9 +469,6 @@ def test_each_behaviour_is_told_in_the_notes_of_the_method(provider):
 
 def test_a_cell_that_is_interrupted_leaves_it_usable(lab, provider):
     provider.behave("silent")
-
-    def patient(delivery, shop):
-        shop.provider.charge(delivery.message.effect_key, timeout_s=600)
     live = lab.start(patient, lab.reminders(1), deadline_s=600)
     until(lambda: provider.charges)
     with pytest.raises(KeyboardInterrupt):

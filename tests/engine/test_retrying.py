@@ -9,6 +9,7 @@ from pika.exceptions import ChannelClosedByBroker
 
 from labkit import BusinessOutcome, HandlerError, LedgerError, Message, PlanError, RetryPolicy, Run, UnknownSchema, crash, fail, hang, publish_outbox
 from labkit.topology import connect, wire
+from tests.engine.test_live import until
 
 KEY = "invoice-1:reminder"
 QUICK = RetryPolicy(max_attempts=3, delays_ms=(30, 60), jitter=0)
@@ -262,8 +263,8 @@ def test_what_is_with_a_person_is_not_lost_while_the_run_goes_on(lab):
         else:
             delivery.retry("busy")
     live = lab.start(handler, lab.reminders(2), retry=RetryPolicy(max_attempts=2, delays_ms=(60_000,)))
-    while (counts := live.counts)["retries"] < 1 and not live.done:
-        time.sleep(0.01)
+    until(lambda: live.counts["retries"])
+    counts = live.counts
     live.stop()
     assert (counts["terminal"], counts["lost"], counts["pending"], live.wait().counts["records"]) == (1, 0, 1, 1)
 
@@ -283,16 +284,19 @@ ODD = [{"labkit-position": [1]}, {"labkit-retries": [{"attempt": 2**62, "reason"
 def test_a_message_of_somebody_else_is_retried_like_any_other_and_breaks_nothing(lab, tmp_path, body, properties, stop):
     def handler(delivery, shop):
         if delivery.message.message_id == "reminder-1":
-            time.sleep(0.3)
+            while not go_on.exists():                 # in the worker's process, until the other message is in the queue
+                time.sleep(0.005)
             return remind(delivery, shop)
         delivery.retry("busy")
+    go_on = tmp_path / "go on"
     live = lab.start(handler, lab.reminders(1), retry=QUICK)
-    while live.counts["deliveries"] < 1:
-        time.sleep(0.01)
+    until(lambda: live.counts["deliveries"])
     with connect(wire(lab.broker.address)) as connection:
         connection.channel().basic_publish("", f"{lab._prefix}.{lab._runs}.work", body, pika.BasicProperties(**properties))
     if stop:
         live.stop()                                   # with both messages in the queue
+    else:
+        go_on.touch()
     run = live.wait()
     assert (run.statuses[KEY], run.verdict) == (("pending", "unknown") if stop else ("once", "holds"))
     assert Run.load(run.save(tmp_path / "run")).counts == run.counts
